@@ -1,0 +1,287 @@
+"""All that a hardware vendor reads: the interface between anydevice and a device.
+
+A complete backend for a device that follows PyTorch's conventions::
+
+    from anydevice.backend import DeviceBackend, hookimpl
+
+    class FooBackend(DeviceBackend):
+        device_type = "foo"
+
+    @hookimpl
+    def anydevice_backends():
+        return [FooBackend()]
+
+and, in the package's ``pyproject.toml``::
+
+    [project.entry-points."anydevice.backends"]
+    foo = "anydevice_foo"
+
+The order in which anydevice calls a backend:
+
+1. `is_available` and `device_count`, at discovery, perhaps before a fork: they start no runtime.
+   Nothing else is called while ``device_count()`` is 0.
+2. `memory_info`, `supports_dtype`, `device_name`, while a placement is planned.
+3. `move` and `pin_memory`, while weights are loaded.
+4. `new_stream` once a device, then `use_stream`, `record_event`, `wait_event` and `move` for each
+   block of a forward pass, from any thread.
+
+An ``index`` is always an int from 0 to ``device_count() - 1``; sizes are bytes. A member that a
+backend does not claim in `Capabilities` is never called.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import types
+from collections.abc import Callable
+from typing import Any, ClassVar, Final
+
+import pluggy
+import torch
+
+__all__ = ["ENTRY_POINT_GROUP", "Capabilities", "DeviceBackend", "MemoryInfo", "hookimpl"]
+
+#: The entry-point group in which a package names the module that holds its hook.
+ENTRY_POINT_GROUP: Final = "anydevice.backends"
+#: Marks the one function that a plugin implements: ``anydevice_backends() -> list[DeviceBackend]``.
+hookimpl: Final = pluggy.HookimplMarker("anydevice")
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryInfo:
+    """A device's memory, in bytes.
+
+    Attributes:
+        free: what a new allocation of this process could get: the driver's free memory plus what
+            this process's allocator has cached and does not use.
+        total: what the device has.
+    """
+
+    free: int
+    total: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Capabilities:
+    """What a device can do. Claim only what holds: a claim is tested, and a false one fails.
+
+    Attributes:
+        caching_allocator: freed memory stays with the process until `DeviceBackend.empty_cache`.
+        streams: `DeviceBackend.new_stream` and its kin give queues that run beside each other.
+        pinned_memory: `DeviceBackend.pin_memory` gives page-locked memory, from which a
+            ``non_blocking`` copy returns before it is done.
+        unified_memory: the device's memory is the host's; what one takes, the other loses.
+        device_rng: the device has a random generator of its own.
+        collectives: ``torch.distributed`` has a backend for the device.
+    """
+
+    caching_allocator: bool = False
+    streams: bool = False
+    pinned_memory: bool = False
+    unified_memory: bool = False
+    device_rng: bool = False
+    collectives: bool = False
+
+    def claimed(self) -> list[str]:
+        """The names of the capabilities that are claimed."""
+        return [f.name for f in dataclasses.fields(self) if getattr(self, f.name)]
+
+
+class DeviceBackend:
+    """One type of device. Subclass it, set `device_type`, override what differs.
+
+    The defaults go through ``torch.get_device_module(device_type)``, then ``torch.accelerator``,
+    ``torch.Stream`` and ``torch.Event``. Methods may be called from several threads at once.
+    """
+
+    #: The torch device type, such as ``"foo"`` in ``foo:0``. Required, and unique.
+    device_type: ClassVar[str]
+    #: Order in ``device_map="auto"``: higher first. The host has 0.
+    priority: int = 100
+    #: What the device can do.
+    capabilities: Capabilities = Capabilities()
+    #: The name that ``torch.distributed`` gives to the device's collectives, such as ``"gloo"``.
+    collective_backend: str | None = None
+    #: The environment variable that hides devices from a process.
+    visible_devices_env: str | None = None
+
+    # ------------------------------------------------------------------ presence
+
+    def is_available(self) -> bool:
+        """Say whether a device can be used now. Never raises, and starts no runtime."""
+        return self.device_count() > 0
+
+    def device_count(self) -> int:
+        """How many devices there are; 0 when there is no driver. Starts no runtime."""
+        try:
+            module = self.module
+            return int(module.device_count()) if module.is_available() else 0
+        except Exception:  # noqa: BLE001 - a driver that fails in any way is a device that is not here
+            return 0
+
+    def device_name(self, index: int) -> str:
+        """Name device ``index`` for a person."""
+        name = getattr(self.module, "get_device_name", None)
+        return str(name(index)) if name is not None else f"{self.device_type}:{index}"
+
+    # ------------------------------------------------------------------ memory
+
+    def memory_info(self, index: int) -> MemoryInfo:
+        """Measure the free and total memory of device ``index``, in bytes.
+
+        Raises:
+            NotImplementedError: the device says nothing of its memory; the user must give a budget.
+        """
+        free, total = self._query("mem_get_info", "get_memory_info", index)
+        return MemoryInfo(free=int(free) + self._cached_bytes(index), total=int(total))
+
+    def memory_allocated(self, index: int) -> int:
+        """Bytes in live tensors of this process on device ``index``."""
+        return int(self._query("memory_allocated", "memory_allocated", index))
+
+    def empty_cache(self, index: int) -> None:
+        """Give cached memory of device ``index`` back."""
+        empty = getattr(self.module, "empty_cache", None)
+        if empty is not None:
+            with self._on(index):
+                empty()
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """Tell this device's lack of memory from any other error."""
+        return isinstance(error, torch.OutOfMemoryError)
+
+    # ------------------------------------------------------------------ work and movement
+
+    def synchronize(self, index: int) -> None:
+        """Wait for all work queued on device ``index``."""
+        synchronize = getattr(self.module, "synchronize", torch.accelerator.synchronize)
+        synchronize(index)
+
+    def move(
+        self, tensor: torch.Tensor, device: torch.device, *, non_blocking: bool = False
+    ) -> torch.Tensor:
+        """Return ``tensor`` on ``device``, which is of this type or the host.
+
+        The result has the same dtype, shape, meaning of strides and ``requires_grad``; it is the
+        same tensor when it is there already. With ``non_blocking`` the copy is queued on the
+        current stream of the device.
+        """
+        return tensor.to(device, non_blocking=non_blocking)
+
+    def pin_memory(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Copy a host tensor to page-locked memory. Capability ``pinned_memory``."""
+        return tensor.pin_memory()
+
+    # ------------------------------------------------------------------ streams (capability ``streams``)
+
+    def new_stream(self, index: int) -> Any:
+        """Make a stream on device ``index`` that runs beside the others."""
+        return torch.Stream(device=self.device(index))
+
+    def current_stream(self, index: int) -> Any:
+        """Return the stream on which this thread's work for device ``index`` is queued."""
+        current = getattr(self.module, "current_stream", torch.accelerator.current_stream)
+        return current(index)
+
+    def use_stream(self, stream: Any) -> contextlib.AbstractContextManager[Any]:
+        """Queue this thread's work on ``stream`` while the context lasts."""
+        context: contextlib.AbstractContextManager[Any] = stream
+        return context
+
+    def record_event(self, stream: Any) -> Any:
+        """Mark the work queued on ``stream`` so far."""
+        event = torch.Event(device=stream.device)
+        event.record(stream)
+        return event
+
+    def wait_event(self, stream: Any, event: Any) -> None:
+        """Make later work on ``stream`` wait for ``event``; the host goes on."""
+        stream.wait_event(event)
+
+    # ------------------------------------------------------------------ numbers
+
+    def supports_dtype(self, dtype: torch.dtype) -> bool:
+        """Say whether weights of ``dtype`` can be held and computed with on the device."""
+        return dtype in _COMMON_DTYPES
+
+    def manual_seed_all(self, seed: int) -> None:
+        """Seed the generators of all devices. Capability ``device_rng``."""
+        self.module.manual_seed_all(seed)
+
+    def rng_state(self, index: int) -> torch.Tensor:
+        """The state of device ``index``'s generator, a uint8 host tensor. Capability ``device_rng``."""
+        state: torch.Tensor = self.module.get_rng_state(self.device(index))
+        return state
+
+    def set_rng_state(self, state: torch.Tensor, index: int) -> None:
+        """Put back what `rng_state` gave. Capability ``device_rng``."""
+        self.module.set_rng_state(state, self.device(index))
+
+    # ------------------------------------------------------------------ for the defaults
+
+    @property
+    def module(self) -> types.ModuleType:
+        """torch's module for the device type, such as ``torch.foo``."""
+        return torch.get_device_module(self.device_type)
+
+    def device(self, index: int) -> torch.device:
+        """The `torch.device` of device ``index``."""
+        return torch.device(self.device_type, index)
+
+    def _on(self, index: int) -> contextlib.AbstractContextManager[Any]:
+        """Make device ``index`` the current one, where the device's module can."""
+        enter = getattr(self.module, "device", None)
+        return enter(index) if enter is not None else contextlib.nullcontext()
+
+    def _cached_bytes(self, index: int) -> int:
+        """Bytes that this process's allocator holds and does not use."""
+        if not self.capabilities.caching_allocator:
+            return 0
+        reserved = int(self._query("memory_reserved", "memory_reserved", index))
+        return max(0, reserved - self.memory_allocated(index))
+
+    def _query(self, name: str, accelerator_name: str, index: int) -> Any:
+        """Ask the device's module, then ``torch.accelerator``, whichever answers.
+
+        Devices fail here in many ways (no such function, NotImplementedError, an internal assertion
+        as RuntimeError), so each failure only leads to the next.
+        """
+        failures = []
+        for owner, attribute in ((self.module, name), (torch.accelerator, accelerator_name)):
+            function: Callable[[int], Any] | None = getattr(owner, attribute, None)
+            if function is None:
+                failures.append(f"{_name(owner)} has no {attribute}")
+                continue
+            try:
+                return function(index)
+            except Exception as error:  # noqa: BLE001 - see above
+                failures.append(f"{_name(owner)}.{attribute}: {error!s:.120}")
+        raise NotImplementedError(
+            f"device {self.device_type}:{index} does not answer {name} ({'; '.join(failures)}). "
+            f"Give its budget yourself, for example max_memory={{'{self.device_type}:{index}': '8GiB'}}."
+        )
+
+
+def _name(owner: Any) -> str:
+    return str(getattr(owner, "__name__", type(owner).__name__))
+
+
+_COMMON_DTYPES: Final = frozenset(
+    {
+        torch.float64,
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.int64,
+        torch.int32,
+        torch.int16,
+        torch.int8,
+        torch.uint8,
+        torch.bool,
+        torch.complex64,
+        torch.complex128,
+        torch.float8_e4m3fn,
+        torch.float8_e5m2,
+    }
+)

@@ -1,0 +1,144 @@
+"""One way to spell a device: ``0``, ``"0"``, ``"foo:0"``, ``torch.device("foo", 0)`` are the same.
+
+A device here is plain data (`Device`), since ``torch.device("foo")`` raises until its vendor's
+package is loaded, and since a plan may be made for a machine that is not this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+
+import torch
+
+from anydevice import registry
+from anydevice.errors import UnknownDeviceError
+
+__all__ = ["CPU", "DISK", "META", "Device", "DeviceLike", "parse_device", "resolve_device"]
+
+#: Any spelling of a device.
+DeviceLike: TypeAlias = "int | str | torch.device | Device"
+V = TypeVar("V")
+
+#: The type of a bare index on a machine without an accelerator: good for a plan, not for work.
+_UNKNOWN_ACCELERATOR: Final = "accelerator"
+
+
+class Device(NamedTuple):
+    """A device, or ``disk``. Equal when it is the same place, however it was spelled.
+
+    Attributes:
+        type: a torch device type, ``"disk"`` or ``"meta"``.
+        index: from 0; None for the host, the disk and meta.
+    """
+
+    type: str
+    index: int | None = None
+
+    def __str__(self) -> str:
+        return self.type if self.index is None else f"{self.type}:{self.index}"
+
+    @property
+    def is_accelerator(self) -> bool:
+        """Whether it is neither the host, nor the disk, nor meta."""
+        return self.type not in _PLACELESS
+
+    @property
+    def torch(self) -> torch.device:
+        """As a `torch.device`; the disk's weights are seen from the host, so it gives that."""
+        return torch.device(CPU.type) if self == DISK else torch.device(str(self))
+
+
+CPU: Final = Device("cpu")
+DISK: Final = Device("disk")
+META: Final = Device("meta")
+_PLACELESS: Final = frozenset({CPU.type, DISK.type, META.type})
+
+
+def parse_device(spelling: DeviceLike) -> Device:
+    """Read any spelling of a device. It need not be on this machine.
+
+    Args:
+        spelling: an index (of this machine's first accelerator type), ``"0"``, ``"foo"`` (its device
+            0), ``"foo:1"``, a `torch.device`, ``"cpu"``, ``"disk"`` or ``"meta"``.
+
+    Raises:
+        UnknownDeviceError: it is none of those, or no plugin and not torch knows the type.
+    """
+    if isinstance(spelling, Device):
+        return spelling
+    if isinstance(spelling, torch.device):
+        return _make(spelling.type, spelling.index)
+    if isinstance(spelling, int) and not isinstance(spelling, bool):
+        return _from_index(spelling)
+    if not isinstance(spelling, str):
+        raise UnknownDeviceError(
+            f"{spelling!r} ({type(spelling).__name__}) is not a device. Use an index, a string such "
+            "as 'cpu', 'disk' or 'foo:0', or a torch.device."
+        )
+    text = spelling.strip()
+    if text.isdecimal():
+        return _from_index(int(text))
+    kind, colon, index = text.partition(":")
+    if colon and not index.isdecimal():
+        raise UnknownDeviceError(f"{spelling!r} is not a device: after ':' comes an index")
+    if kind not in _PLACELESS and not _is_known(kind):
+        raise UnknownDeviceError(
+            f"{spelling!r} is not a device that anydevice knows. Known types: 'disk', "
+            f"{', '.join(repr(t) for t in sorted(registry.known_types()))}. "
+            "`anydevice backends` lists every plugin found."
+        )
+    return _make(kind, int(index) if index else None)
+
+
+def resolve_device(spelling: DeviceLike) -> Device:
+    """Read any spelling of a device, and make sure that this machine has it.
+
+    Raises:
+        UnknownDeviceError: it cannot be read, or is not here; the message lists what is.
+    """
+    device = parse_device(spelling)
+    if device.is_accelerator:
+        here = [str(d) for d in registry.available_devices()]
+        if str(device) not in here:
+            raise UnknownDeviceError(
+                f"device {spelling!r} is not on this machine; available: {', '.join(here)}, disk"
+            )
+    return device
+
+
+def same_devices(mapping: Mapping[Any, V], what: str) -> dict[Device, V]:
+    """Read a mapping's keys as devices.
+
+    Raises:
+        UnknownDeviceError: a key cannot be read, or two keys are the same device.
+    """
+    result: dict[Device, V] = {}
+    for key, value in mapping.items():
+        device = parse_device(key)
+        if device in result:
+            raise UnknownDeviceError(f"{what} names {device} twice; the second time as {key!r}")
+        result[device] = value
+    return result
+
+
+def first_accelerator(devices: Iterable[Device]) -> Device | None:
+    """The first of ``devices`` that is an accelerator."""
+    return next((device for device in devices if device.is_accelerator), None)
+
+
+def _from_index(index: int) -> Device:
+    if index < 0:
+        raise UnknownDeviceError(f"{index} is not a device: an index starts at 0")
+    return Device(registry.primary_type() or _UNKNOWN_ACCELERATOR, index)
+
+
+def _make(kind: str, index: int | None) -> Device:
+    return Device(kind) if kind in _PLACELESS else Device(kind, index or 0)
+
+
+def _is_known(kind: str) -> bool:
+    if kind == _UNKNOWN_ACCELERATOR or kind in registry.known_types():
+        return True
+    found = torch.accelerator.current_accelerator()
+    return found is not None and found.type == kind

@@ -1,0 +1,217 @@
+"""Parameters and buffers in their modules: finding them, and changing what they hold.
+
+A Parameter stays the same object for life: its ties, its attributes, its place in an optimizer and
+its subclass survive whatever is done here. Only what it holds is exchanged.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from anydevice.devices import DeviceLike, parse_device
+from anydevice.errors import ModelError
+from anydevice.tensors import move_tensor
+
+__all__ = ["Slot", "exchange", "find_slot", "iter_slots", "set_module_tensor_to_device"]
+
+
+class Slot(NamedTuple):
+    """One place that holds a tensor: a name in a module's ``_parameters`` or ``_buffers``.
+
+    Attributes:
+        module: the module that owns the slot.
+        name: the tensor's name in ``module``.
+        is_buffer: whether it stands in ``_buffers``.
+    """
+
+    module: nn.Module
+    name: str
+    is_buffer: bool
+
+    @property
+    def table(self) -> dict[str, Any]:
+        """The module's own dict that the slot is in."""
+        return self.module._buffers if self.is_buffer else self.module._parameters
+
+    @property
+    def persistent(self) -> bool:
+        """Whether the tensor is part of the module's state dict."""
+        return not (self.is_buffer and self.name in self.module._non_persistent_buffers_set)
+
+    def get(self) -> torch.Tensor | None:
+        """The tensor that stands there."""
+        tensor: torch.Tensor | None = self.table.get(self.name)
+        return tensor
+
+    def put(self, tensor: torch.Tensor | None) -> None:
+        """Let ``tensor`` stand there; nothing else learns of it."""
+        self.table[self.name] = tensor
+
+
+def iter_slots(
+    module: nn.Module, prefix: str = "", *, recurse: bool = True, buffers: bool = True
+) -> Iterator[tuple[str, Slot]]:
+    """Every slot that holds a tensor, with its full name; tied tensors come once per name.
+
+    A module that is registered under two names gives its slots under both.
+
+    Args:
+        module: where to begin.
+        prefix: the name of ``module``, put before every name.
+        recurse: whether to enter submodules.
+        buffers: whether buffers are wanted too.
+    """
+    stack = [(prefix, module)]
+    while stack:
+        path, owner = stack.pop()
+        dot = f"{path}." if path else ""
+        for name, parameter in owner._parameters.items():
+            if parameter is not None:
+                yield dot + name, Slot(owner, name, False)
+        if buffers:
+            for name, buffer in owner._buffers.items():
+                if buffer is not None:
+                    yield dot + name, Slot(owner, name, True)
+        if recurse:
+            stack += [(dot + n, m) for n, m in reversed(owner._modules.items()) if m is not None]
+
+
+def find_slot(module: nn.Module, name: str) -> Slot:
+    """The slot of a full name such as ``"layers.0.weight"``.
+
+    Raises:
+        ModelError: there is none.
+    """
+    path, _, leaf = name.rpartition(".")
+    try:
+        owner = module.get_submodule(path)
+    except AttributeError as error:
+        raise ModelError(f"no tensor {name!r} in {type(module).__name__}: {error}") from None
+    if leaf in owner._parameters:
+        return Slot(owner, leaf, False)
+    if leaf in owner._buffers:
+        return Slot(owner, leaf, True)
+    raise ModelError(
+        f"no parameter or buffer {leaf!r} in module {path or type(module).__name__!r}; "
+        f"it has {', '.join([*owner._parameters, *owner._buffers]) or 'none'}"
+    )
+
+
+def exchange(slot: Slot, value: torch.Tensor) -> None:
+    """Let the slot's tensor hold ``value``'s data, on ``value``'s device and in its dtype.
+
+    A Parameter stays the same object, with its attributes, class and ``requires_grad`` (dropped only
+    where the new dtype cannot have gradients). A buffer is replaced where it cannot be kept.
+    """
+    old = slot.get()
+    if old is None or (slot.is_buffer and not isinstance(old, nn.Parameter)):
+        slot.put(value.detach())
+        return
+    value = value.detach()
+    requires_grad = old.requires_grad and (value.is_floating_point() or value.is_complex())
+    old.grad = None if old.grad is not None and old.grad.device != value.device else old.grad
+    if not _set_data(old, value, requires_grad):
+        _swap(old, value, requires_grad)
+
+
+def _set_data(old: torch.Tensor, value: torch.Tensor, requires_grad: bool) -> bool:
+    """Exchange by ``.data``, where torch takes the two for the same kind of tensor."""
+    if old.device.type != value.device.type or type(value) is not torch.Tensor:
+        return False
+    try:
+        old.requires_grad_(False)
+        old.data = value
+    except RuntimeError:
+        return False
+    finally:
+        old.requires_grad_(requires_grad and (old.is_floating_point() or old.is_complex()))
+    return True
+
+
+def _swap(old: torch.Tensor, value: torch.Tensor, requires_grad: bool) -> None:
+    """Exchange by `torch.utils.swap_tensors`: across device types, and from meta.
+
+    It swaps classes and attributes too, so ``value`` gets ``old``'s first.
+    """
+    new = torch.Tensor._make_subclass(type(old), value, requires_grad)
+    new.__dict__.update(old.__dict__)
+    try:
+        torch.utils.swap_tensors(old, new)
+    except RuntimeError:
+        # An autograd node of a finished backward may still hold the tensor: let it go, try once more.
+        gc.collect()
+        torch.utils.swap_tensors(old, new)
+
+
+def set_module_tensor_to_device(
+    module: nn.Module,
+    tensor_name: str,
+    device: DeviceLike,
+    value: torch.Tensor | None = None,
+    dtype: str | torch.dtype | None = None,
+    fp16_statistics: torch.Tensor | None = None,
+    tied_params_map: dict[int, dict[torch.device, torch.Tensor]] | None = None,
+    non_blocking: bool = False,
+    clear_cache: bool = True,
+) -> None:
+    """Put a parameter or buffer of ``module`` on a device, and give it a value.
+
+    The Parameter object stays the same, so ties and attributes survive.
+
+    Args:
+        module: where the tensor is.
+        tensor_name: its full name.
+        device: any spelling; ``"disk"`` is not one here.
+        value: the new value; needed when the tensor is on meta.
+        dtype: the dtype to hold it in; by default the tensor's own, to which ``value`` is cast.
+        fp16_statistics: kept as the attribute ``SCB`` of the parameter, as 8-bit models do.
+        tied_params_map: data pointers of tied weights to copies already on a device, reused.
+        non_blocking: queue the copy where the device can.
+        clear_cache: accepted for compatibility; no cache needs clearing here.
+
+    Raises:
+        ModelError: no such tensor; it is on meta and no value is given; or the shapes differ.
+    """
+    slot = find_slot(module, tensor_name)
+    old = slot.get()
+    place = parse_device(device)
+    if old is None:
+        if value is None:
+            return
+        slot.put(move_tensor(value, place, non_blocking=non_blocking))
+        return
+    if old.is_meta and value is None and place.type != "meta":
+        raise ModelError(f"{tensor_name} is on the meta device: a value is needed to put it on {device}")
+    if value is not None and old.shape != value.shape:
+        raise ModelError(
+            f"{tensor_name} has shape {tuple(old.shape)}, the value {tuple(value.shape)}"
+        )
+    source = old if value is None else value
+    wanted = _as_dtype(dtype) if dtype is not None else old.dtype
+    source = source.detach()
+    if source.dtype != wanted:
+        source = source.to(wanted)
+    known = (tied_params_map or {}).get(source.data_ptr()) if tied_params_map else None
+    new = known.get(place.torch) if known else None
+    if new is None:
+        new = move_tensor(source, place, non_blocking=non_blocking)
+        if known is not None:
+            known[place.torch] = new
+    if new is not old and not (new.data_ptr() == old.data_ptr() and new.device == old.device and value is None):
+        exchange(slot, new)
+    if fp16_statistics is not None:
+        target: Any = slot.get()
+        target.SCB = move_tensor(fp16_statistics, place)
+
+
+def _as_dtype(dtype: str | torch.dtype) -> torch.dtype:
+    """Read ``"float16"`` or ``torch.float16``."""
+    found = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
+    if not isinstance(found, torch.dtype):
+        raise ModelError(f"{dtype!r} is not a torch dtype")
+    return found

@@ -1,0 +1,170 @@
+"""Moving tensors, alone and inside nested data.
+
+A container that holds nothing to move is returned as it is, the same object: a cache or dict that one
+layer writes to is then seen by the next.
+"""
+
+from __future__ import annotations
+
+import collections
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from anydevice import registry
+from anydevice.devices import CPU, Device, DeviceLike, parse_device
+
+__all__ = ["find_device", "iter_tensors", "map_tensors", "move_tensor", "send_to_device"]
+
+
+def move_tensor(
+    tensor: torch.Tensor, device: Device, *, non_blocking: bool = False
+) -> torch.Tensor:
+    """Return ``tensor`` on ``device`` (any device or the host), by the backend of the accelerator.
+
+    Between two types of accelerator the way leads over the host. Differentiable.
+    """
+    target = device.torch
+    source = tensor.device
+    if source == target:
+        return tensor
+    host = CPU.type
+    if source.type not in (host, target.type) and target.type != host:
+        tensor = registry.get_backend(source).move(tensor, torch.device(host))
+        source = tensor.device
+    backend = registry.get_backend(source if target.type == host else target)
+    return backend.move(tensor, target, non_blocking=non_blocking)
+
+
+def send_to_device(
+    tensor: Any,
+    device: DeviceLike,
+    non_blocking: bool = False,
+    skip_keys: str | list[str] | None = None,
+) -> Any:
+    """Send a tensor, or all tensors in nested data, to a device.
+
+    Args:
+        tensor: a tensor; a list, tuple, namedtuple, set, mapping, dataclass or object with a ``to``
+            method; nested at will. Anything else is returned as it is.
+        device: any spelling of a device.
+        non_blocking: queue the copies where the device can; the caller orders them.
+        skip_keys: keys of mappings whose values stay where they are, at any depth.
+
+    Returns:
+        The same data on ``device``. What holds nothing to move is the same object as before.
+    """
+    place = parse_device(device)
+    skip = frozenset([skip_keys] if isinstance(skip_keys, str) else skip_keys or ())
+    return map_tensors(lambda t: move_tensor(t, place, non_blocking=non_blocking), tensor, skip, place)
+
+
+def map_tensors(
+    function: Callable[[torch.Tensor], torch.Tensor],
+    data: Any,
+    skip_keys: frozenset[str] = frozenset(),
+    device: Device | None = None,
+) -> Any:
+    """Apply ``function`` to every tensor in nested data; unchanged containers keep their identity.
+
+    Args:
+        function: tensor to tensor.
+        data: see `send_to_device`.
+        skip_keys: keys of mappings that are left alone.
+        device: where objects with their own ``to`` method are sent; None leaves them alone.
+    """
+    if isinstance(data, torch.Tensor):
+        return function(data)
+    if data is None or isinstance(data, (str, bytes, int, float, bool, complex)):
+        return data
+
+    def recurse(item: Any) -> Any:
+        return map_tensors(function, item, skip_keys, device)
+
+    if isinstance(data, Mapping):
+        new = {k: (v if k in skip_keys else recurse(v)) for k, v in data.items()}
+        return data if all(new[k] is v for k, v in data.items()) else _rebuild_mapping(data, new)
+    if isinstance(data, (list, tuple, set, frozenset, collections.deque)):
+        items = [recurse(item) for item in data]
+        return data if all(a is b for a, b in zip(items, data)) else _rebuild_sequence(data, items)
+    if dataclasses.is_dataclass(data) and not isinstance(data, type):
+        return _map_attributes(data, [f.name for f in dataclasses.fields(data)], recurse, skip_keys)
+    if device is not None and not isinstance(data, (type, torch.nn.Module)):
+        return _send_object(data, device, recurse)
+    return data
+
+
+def iter_tensors(data: Any, depth: int = 8) -> Iterator[torch.Tensor]:
+    """Every tensor in nested data, in order."""
+    if isinstance(data, torch.Tensor):
+        yield data
+    elif depth <= 0 or data is None or isinstance(data, (str, bytes, int, float)):
+        return
+    elif isinstance(data, Mapping):
+        for value in data.values():
+            yield from iter_tensors(value, depth - 1)
+    elif isinstance(data, (list, tuple, set, frozenset, collections.deque)):
+        for item in data:
+            yield from iter_tensors(item, depth - 1)
+    elif dataclasses.is_dataclass(data) and not isinstance(data, type):
+        for field in dataclasses.fields(data):
+            yield from iter_tensors(getattr(data, field.name, None), depth - 1)
+
+
+def find_device(data: Any) -> torch.device | None:
+    """The device of the first tensor in nested data; None when there is none."""
+    first = next(iter_tensors(data), None)
+    return None if first is None else first.device
+
+
+def _rebuild_mapping(data: Mapping[Any, Any], new: dict[Any, Any]) -> Any:
+    if isinstance(data, collections.defaultdict):
+        return collections.defaultdict(data.default_factory, new)
+    if type(data) is dict:
+        return new
+    if isinstance(data, collections.abc.MutableMapping):
+        # Subclasses (a tokenizer's batch, a model's output) keep state beside their items.
+        result = copy.copy(data)
+        for key, value in new.items():
+            result[key] = value
+        return result
+    return type(data)(new)  # type: ignore[call-arg]
+
+
+def _rebuild_sequence(data: Any, items: list[Any]) -> Any:
+    if hasattr(data, "_fields"):  # a namedtuple
+        return type(data)(*items)
+    if isinstance(data, collections.deque):
+        return collections.deque(items, data.maxlen)
+    return type(data)(items)
+
+
+def _map_attributes(
+    data: Any, names: list[str], recurse: Callable[[Any], Any], skip_keys: frozenset[str]
+) -> Any:
+    old = {name: getattr(data, name) for name in names if hasattr(data, name)}
+    new = {name: (v if name in skip_keys else recurse(v)) for name, v in old.items()}
+    if all(new[name] is old[name] for name in old):
+        return data
+    result = copy.copy(data)
+    for name, value in new.items():
+        object.__setattr__(result, name, value)  # also where the dataclass is frozen
+    return result
+
+
+def _send_object(data: Any, device: Device, recurse: Callable[[Any], Any]) -> Any:
+    """An object of unknown class: its own ``to`` method, when it has one and something must move."""
+    to = getattr(data, "to", None)
+    if not callable(to):
+        return data
+    attributes = getattr(data, "__dict__", {})
+    tensors = list(iter_tensors(attributes))
+    if tensors and all(t.device == device.torch for t in tensors):
+        return data
+    try:
+        return to(device.torch)
+    except TypeError:  # a `to` that means something else
+        return data
