@@ -4,9 +4,9 @@
 
     AnyDeviceError
     ├── BackendError              (RuntimeError)   a backend plugin is at fault
-    │   └── DuplicateBackendError                  two packages claim one device type
+    │   └── DuplicateBackendError                  two packages claim one type
     ├── UnknownDeviceError        (ValueError)     a device that cannot be named, or is not here
-    ├── BudgetError               (ValueError)     a memory budget that cannot be read or is too small
+    ├── BudgetError               (ValueError)     a memory budget: unreadable, or too small
     ├── DeviceMapError            (ValueError)     a device map that does not fit its model
     ├── ModelError                (ValueError)     a module, parameter or buffer that is not as needed
     │   └── UnplacedWeightError   (RuntimeError)   a weight is not on the device that needs it

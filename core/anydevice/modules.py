@@ -103,7 +103,7 @@ def find_slot(module: nn.Module, name: str) -> Slot:
 
 
 def exchange(slot: Slot, value: torch.Tensor) -> None:
-    """Let the slot's tensor hold ``value``'s data, on ``value``'s device and in its dtype.
+    """Let the slot's tensor hold ``value``'s data, with its device and dtype.
 
     A Parameter stays the same object, with its attributes, class and ``requires_grad`` (dropped only
     where the new dtype cannot have gradients). A buffer is replaced where it cannot be kept.
@@ -143,7 +143,7 @@ def _swap(old: torch.Tensor, value: torch.Tensor, requires_grad: bool) -> None:
     try:
         torch.utils.swap_tensors(old, new)
     except RuntimeError:
-        # An autograd node of a finished backward may still hold the tensor: let it go, try once more.
+        # An autograd node of a finished backward may still hold the tensor: let go, try once more.
         gc.collect()
         torch.utils.swap_tensors(old, new)
 
@@ -186,7 +186,7 @@ def set_module_tensor_to_device(
         slot.put(move_tensor(value, place, non_blocking=non_blocking))
         return
     if old.is_meta and value is None and place.type != "meta":
-        raise ModelError(f"{tensor_name} is on the meta device: a value is needed to put it on {device}")
+        raise ModelError(f"{tensor_name} is on meta: a value is needed to put it on {device}")
     if value is not None and old.shape != value.shape:
         raise ModelError(
             f"{tensor_name} has shape {tuple(old.shape)}, the value {tuple(value.shape)}"
@@ -202,7 +202,7 @@ def set_module_tensor_to_device(
         new = move_tensor(source, place, non_blocking=non_blocking)
         if known is not None:
             known[place.torch] = new
-    if new is not old and not (new.data_ptr() == old.data_ptr() and new.device == old.device and value is None):
+    if value is not None or new.device != old.device or new.dtype != old.dtype:
         exchange(slot, new)
     if fp16_statistics is not None:
         target: Any = slot.get()

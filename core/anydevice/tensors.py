@@ -1,7 +1,7 @@
 """Moving tensors, alone and inside nested data.
 
-A container that holds nothing to move is returned as it is, the same object: a cache or dict that one
-layer writes to is then seen by the next.
+A container that holds nothing to move is returned as it is, the same object: a cache or dict that
+one layer writes to is then seen by the next.
 """
 
 from __future__ import annotations
@@ -59,7 +59,11 @@ def send_to_device(
     """
     place = parse_device(device)
     skip = frozenset([skip_keys] if isinstance(skip_keys, str) else skip_keys or ())
-    return map_tensors(lambda t: move_tensor(t, place, non_blocking=non_blocking), tensor, skip, place)
+
+    def move(item: torch.Tensor) -> torch.Tensor:
+        return move_tensor(item, place, non_blocking=non_blocking)
+
+    return map_tensors(move, tensor, skip, place)
 
 
 def map_tensors(
@@ -89,7 +93,11 @@ def map_tensors(
         return data if all(new[k] is v for k, v in data.items()) else _rebuild_mapping(data, new)
     if isinstance(data, (list, tuple, set, frozenset, collections.deque)):
         items = [recurse(item) for item in data]
-        return data if all(a is b for a, b in zip(items, data)) else _rebuild_sequence(data, items)
+        return (
+            data
+            if all(a is b for a, b in zip(items, data, strict=True))
+            else _rebuild_sequence(data, items)
+        )
     if dataclasses.is_dataclass(data) and not isinstance(data, type):
         return _map_attributes(data, [f.name for f in dataclasses.fields(data)], recurse, skip_keys)
     if device is not None and not isinstance(data, (type, torch.nn.Module)):
@@ -156,7 +164,7 @@ def _map_attributes(
 
 
 def _send_object(data: Any, device: Device, recurse: Callable[[Any], Any]) -> Any:
-    """An object of unknown class: its own ``to`` method, when it has one and something must move."""
+    """An object of unknown class: its own ``to`` method, where something must move."""
     to = getattr(data, "to", None)
     if not callable(to):
         return data

