@@ -222,8 +222,9 @@ class DeviceBackend:
 
     @property
     def module(self) -> types.ModuleType:
-        """torch's module for the device type, such as ``torch.foo``."""
-        return torch.get_device_module(self.device_type)
+        """Torch's module for the device type, such as ``torch.foo``."""
+        module: types.ModuleType = torch.get_device_module(self.device_type)
+        return module
 
     def device(self, index: int) -> torch.device:
         """The `torch.device` of device ``index``."""

@@ -6,8 +6,9 @@ package is loaded, and since a plan may be made for a machine that is not this o
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import torch
 
@@ -24,7 +25,8 @@ V = TypeVar("V")
 _UNKNOWN_ACCELERATOR: Final = "accelerator"
 
 
-class Device(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Device:
     """A device, or ``disk``. Equal when it is the same place, however it was spelled.
 
     Attributes:

@@ -8,7 +8,7 @@
     ├── UnknownDeviceError        (ValueError)     a device that cannot be named, or is not here
     ├── BudgetError               (ValueError)     a memory budget: unreadable, or too small
     ├── DeviceMapError            (ValueError)     a device map that does not fit its model
-    ├── ModelError                (ValueError)     a module, parameter or buffer that is not as needed
+    ├── ModelError                (ValueError)     a module or tensor that is not as needed
     │   └── UnplacedWeightError   (RuntimeError)   a weight is not on the device that needs it
     ├── DoesNotFitError           (RuntimeError)   weights do not fit where they were asked to go
     ├── CheckpointError           (ValueError)     a checkpoint that cannot be used

@@ -105,8 +105,8 @@ def find_slot(module: nn.Module, name: str) -> Slot:
 def exchange(slot: Slot, value: torch.Tensor) -> None:
     """Let the slot's tensor hold ``value``'s data, with its device and dtype.
 
-    A Parameter stays the same object, with its attributes, class and ``requires_grad`` (dropped only
-    where the new dtype cannot have gradients). A buffer is replaced where it cannot be kept.
+    A Parameter stays the same object, with its attributes, class and ``requires_grad`` (dropped
+    only where the new dtype cannot have gradients). A buffer is replaced where it cannot be kept.
     """
     old = slot.get()
     if old is None or (slot.is_buffer and not isinstance(old, nn.Parameter)):
@@ -141,11 +141,11 @@ def _swap(old: torch.Tensor, value: torch.Tensor, requires_grad: bool) -> None:
     new = torch.Tensor._make_subclass(type(old), value, requires_grad)
     new.__dict__.update(old.__dict__)
     try:
-        torch.utils.swap_tensors(old, new)
+        torch.utils.swap_tensors(old, new)  # type: ignore[no-untyped-call]
     except RuntimeError:
         # An autograd node of a finished backward may still hold the tensor: let go, try once more.
         gc.collect()
-        torch.utils.swap_tensors(old, new)
+        torch.utils.swap_tensors(old, new)  # type: ignore[no-untyped-call]
 
 
 def set_module_tensor_to_device(
