@@ -140,6 +140,22 @@ class DeviceBackend:
         """Bytes in live tensors of this process on device ``index``."""
         return int(self._query("memory_allocated", "memory_allocated", index))
 
+    def peak_memory_allocated(self, index: int) -> int:
+        """Most bytes in live tensors of this process on device ``index`` since `reset_peak_memory`.
+
+        Raises:
+            NotImplementedError: the device does not keep count.
+        """
+        return int(self._query("max_memory_allocated", "max_memory_allocated", index))
+
+    def reset_peak_memory(self, index: int) -> None:
+        """Begin a new count for `peak_memory_allocated`.
+
+        Raises:
+            NotImplementedError: the device does not keep count.
+        """
+        self._query("reset_peak_memory_stats", "reset_peak_memory_stats", index)
+
     def empty_cache(self, index: int) -> None:
         """Give cached memory of device ``index`` back."""
         empty = getattr(self.module, "empty_cache", None)
