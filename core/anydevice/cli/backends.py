@@ -1,0 +1,43 @@
+"""``anydevice backends``: every plugin found, and why one is not used."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from anydevice import registry
+from anydevice.cli.text import table
+
+__all__ = ["register"]
+
+
+def register(subparsers: argparse._SubParsersAction[Any]) -> None:
+    """Add the subcommand."""
+    parser = subparsers.add_parser("backends", help="list every backend plugin, also broken ones")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
+    found = [
+        {
+            "device_type": record.device_type,
+            "status": record.status,
+            "reason": record.reason,
+            "distribution": record.distribution,
+            "version": record.version,
+            "entry_point": record.entry_point,
+        }
+        for record in registry.list_backends()
+    ]
+    if args.json:
+        print(json.dumps(found, indent=2))
+        return 0
+    head = ["TYPE", "STATUS", "PACKAGE", "REASON"]
+    rows = [
+        [f["device_type"], f["status"], f"{f['distribution']} {f['version']}".strip(), f["reason"]]
+        for f in found
+    ]
+    print(table(head, rows))
+    return 0
