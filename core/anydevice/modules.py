@@ -17,7 +17,7 @@ from anydevice.devices import DeviceLike, parse_device
 from anydevice.errors import ModelError
 from anydevice.tensors import move_tensor
 
-__all__ = ["Slot", "exchange", "find_slot", "iter_slots", "set_module_tensor_to_device"]
+__all__ = ["Slot", "as_dtype", "exchange", "find_slot", "iter_slots", "set_module_tensor_to_device"]
 
 
 class Slot(NamedTuple):
@@ -192,7 +192,7 @@ def set_module_tensor_to_device(
             f"{tensor_name} has shape {tuple(old.shape)}, the value {tuple(value.shape)}"
         )
     source = old if value is None else value
-    wanted = _as_dtype(dtype) if dtype is not None else old.dtype
+    wanted = as_dtype(dtype) if dtype is not None else old.dtype
     source = source.detach()
     if source.dtype != wanted:
         source = source.to(wanted)
@@ -209,7 +209,7 @@ def set_module_tensor_to_device(
         target.SCB = move_tensor(fp16_statistics, place)
 
 
-def _as_dtype(dtype: str | torch.dtype) -> torch.dtype:
+def as_dtype(dtype: str | torch.dtype) -> torch.dtype:
     """Read ``"float16"`` or ``torch.float16``."""
     found = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
     if not isinstance(found, torch.dtype):
