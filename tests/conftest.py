@@ -12,3 +12,36 @@ pytest_plugins = ["anydevice_conformance.simulator.testing"]
 def _one_thread():
     """Small tensors on few cores: torch's own threads would only get in each other's way."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def sim():
+    """Two simulated accelerators of 64 MiB, whose streams run only when something waits for them."""
+    from anydevice_conformance import simulator
+    from anydevice_conformance.simulator.testing import clean
+
+    simulator.configure(devices=2, memory="64MiB", mode="lazy")
+    yield simulator
+    clean()
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(tmp_path_factory):
+    """A folder with a small random Llama, as its users save it: sharded safetensors."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=128,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=6,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        bos_token_id=1,
+        eos_token_id=None,
+    )
+    folder = tmp_path_factory.mktemp("llama")
+    LlamaForCausalLM(config).eval().save_pretrained(folder, max_shard_size="100KB")
+    return folder
