@@ -1,0 +1,51 @@
+"""Accelerators for a machine that has none: a torch device in host memory that keeps the rules.
+
+    from anydevice_conformance import simulator
+
+    simulator.configure(devices=2, memory=["64MiB", "1GiB"], mode="lazy")
+    x = torch.ones(4, pin_memory=True).to("sim:1", non_blocking=True)
+
+Its memory has a cap, mixing its devices is an error, and its streams run late: code that forgets
+to wait reads NaN, in every run. It is compiled on first use (half a minute; kept in the user's
+cache), and importing this package neither compiles nor starts anything.
+"""
+
+from __future__ import annotations
+
+from .build import SimulatorUnavailableError
+from .control import (
+    ENVIRONMENT_VARIABLE,
+    TraceRecord,
+    advance_clock,
+    clock_us,
+    configure,
+    counters,
+    drain,
+    install,
+    install_from_env,
+    installed_name,
+    is_installed,
+    pinned_bytes,
+    reset_counters,
+    trace,
+)
+from .options import Options
+
+__all__ = [
+    "ENVIRONMENT_VARIABLE",
+    "Options",
+    "SimulatorUnavailableError",
+    "TraceRecord",
+    "advance_clock",
+    "clock_us",
+    "configure",
+    "counters",
+    "drain",
+    "install",
+    "install_from_env",
+    "installed_name",
+    "is_installed",
+    "pinned_bytes",
+    "reset_counters",
+    "trace",
+]

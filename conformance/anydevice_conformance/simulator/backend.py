@@ -1,0 +1,45 @@
+"""The simulator as a backend of anydevice, found by entry point as a vendor's is.
+
+It has no devices until `simulator.install` has been called in the process, or the environment
+variable ``ANYDEVICE_SIMULATOR`` asks for it; then the first question installs it.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+from anydevice.backend import Capabilities, DeviceBackend, hookimpl
+
+from .build import SimulatorUnavailableError
+from .control import ENVIRONMENT_VARIABLE, install_from_env, installed_name
+
+__all__ = ["SimulatorBackend", "anydevice_backends"]
+
+
+class SimulatorBackend(DeviceBackend):
+    """The device ``sim``. Under another name the simulator plays a vendor's device, whose backend
+    is the vendor's.
+    """
+
+    device_type = "sim"
+    capabilities = Capabilities(
+        caching_allocator=True, streams=True, pinned_memory=True, device_rng=True
+    )
+
+    def is_available(self) -> bool:
+        """Say whether the simulator is installed as ``sim``, installing it if that was asked."""
+        try:
+            install_from_env()
+        except (SimulatorUnavailableError, ValueError) as error:
+            warnings.warn(f"{ENVIRONMENT_VARIABLE} is set, but {error}", stacklevel=2)
+        return installed_name() == self.device_type
+
+    def device_count(self) -> int:
+        """How many devices `simulator.configure` made; 0 while it is not installed."""
+        return int(self.module.device_count()) if self.is_available() else 0
+
+
+@hookimpl
+def anydevice_backends() -> list[DeviceBackend]:
+    """Hand the backend to anydevice."""
+    return [SimulatorBackend()]

@@ -1,0 +1,52 @@
+"""What the compiled part offers, for the type checker. Indices are ints, sizes bytes, times us."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+__all__ = ["Native"]
+
+
+class Native(Protocol):
+    """The extension module. Every call may be made from any thread."""
+
+    MAX_DEVICES: int
+
+    def configure(
+        self,
+        capacity: list[int],
+        mode: int,
+        seed: int,
+        h2d: float,
+        d2h: float,
+        p2p: float,
+        hbm: float,
+        copy_latency: float,
+        kernel: float,
+        launch: float,
+        poison: bool,
+        async_kernels: bool,
+        pinned_limit: int,
+    ) -> None:
+        """Drain, give the cache back, forget times and counters, start anew."""
+
+    def device_count(self) -> int: ...
+    def current_device(self) -> int: ...
+    def set_device(self, device: int) -> None: ...
+    def synchronize(self, device: int) -> None: ...
+
+    def drain(self) -> None:
+        """Run all that is queued; forget its errors; count nothing."""
+
+    def empty_cache(self) -> None: ...
+    def mem_get_info(self, device: int) -> tuple[int, int]: ...
+    def pinned_bytes(self) -> int: ...
+    def default_generator(self, device: int) -> torch.Generator: ...
+    def counters(self, device: int) -> dict[str, int]: ...
+    def reset_counters(self) -> None: ...
+    def clock_us(self) -> float: ...
+    def advance_clock(self, us: float) -> None: ...
+    def start_trace(self) -> None: ...
+    def stop_trace(self) -> list[tuple[str, int, int, int, float, float]]: ...
