@@ -55,7 +55,7 @@ def memory_groups(root: Path = Path("/")) -> list[Group]:
 
 def _hierarchies(root: Path) -> Iterator[tuple[str, Path, Path]]:
     """Version, this process's group and the mount point of each hierarchy that may limit memory."""
-    paths = {}  # of this process, by controller; "" is v2's
+    paths: dict[str, str] = {}  # of this process, by controller; "" is v2's
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
         for controller in controllers.split(","):
@@ -64,12 +64,10 @@ def _hierarchies(root: Path) -> Iterator[tuple[str, Path, Path]]:
         left, _, right = line.partition(" - ")
         mounted, mount_point = left.split(" ")[3:5]
         kind, _, options = right.split(" ", 2)
-        if kind == "cgroup2":
-            path = paths.get("")
-        elif kind == "cgroup" and "memory" in options.split(","):
-            path = paths.get("memory")
-        else:
+        controller = {"cgroup2": "", "cgroup": "memory"}.get(kind)
+        if kind == "cgroup" and "memory" not in options.split(","):
             continue
+        path = paths.get(controller) if controller is not None else None
         if path is not None:
             top = root / mount_point.lstrip("/")
             yield kind, top / _below(path, mounted), top
