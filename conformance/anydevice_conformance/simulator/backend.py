@@ -17,8 +17,9 @@ __all__ = ["SimulatorBackend", "anydevice_backends"]
 
 
 class SimulatorBackend(DeviceBackend):
-    """The device ``sim``. Under another name the simulator plays a vendor's device, whose backend
-    is the vendor's.
+    """The device ``sim``.
+
+    Under another name the simulator plays a vendor's device, and the backend is the vendor's.
     """
 
     device_type = "sim"

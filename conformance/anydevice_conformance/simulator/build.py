@@ -22,6 +22,7 @@ from typing import Any, Final, cast
 
 import filelock
 import torch
+
 from anydevice.errors import AnyDeviceError
 
 from .native import Native

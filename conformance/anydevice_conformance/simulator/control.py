@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 import torch
+from torch.utils import backend_registration
 
 from . import device_module
 from .build import SimulatorUnavailableError, load_extension
@@ -79,6 +80,10 @@ def install(name: str = "sim") -> None:
     Raises:
         SimulatorUnavailableError: it cannot be compiled here, or the place is taken.
     """
+    _install(name, Options())
+
+
+def _install(name: str, options: Options) -> None:
     global _installed_name
     with _lock:
         if _installed_name == name:
@@ -90,11 +95,12 @@ def install(name: str = "sim") -> None:
             )
         _take_place(name)
         native = load_extension()
-        native.configure(**Options().native_arguments())
+        native.configure(**options.native_arguments())
         device_module.bind(name, native)
-        torch._register_device_module(name, device_module)
+        torch._register_device_module(name, device_module)  # type: ignore[no-untyped-call]
         sys.modules[f"torch.{name}"] = device_module
-        torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
+        backend_registration.generate_methods_for_privateuse1_backend(for_storage=True)
+        os.register_at_fork(before=native.settle_before_fork)
         _installed_name = name
 
 
@@ -106,7 +112,7 @@ def _take_place(name: str) -> None:
             f"simulator cannot play {name!r}. Start a process that does not import that device's "
             "package (TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps torch from importing it)."
         )
-    torch.utils.rename_privateuse1_backend(name)
+    backend_registration.rename_privateuse1_backend(name)
 
 
 def install_from_env() -> bool:
@@ -127,8 +133,7 @@ def install_from_env() -> bool:
             options = parse_options(text)
         except ValueError as error:
             raise ValueError(f"{ENVIRONMENT_VARIABLE}={text}: {error}") from error
-        install()
-        device_module.native().configure(**options.native_arguments())
+        _install("sim", options)
     return True
 
 
@@ -161,10 +166,10 @@ def configure(
 ) -> None:
     """Make a new machine; see `Options` for what each argument means and its unit.
 
-    Queued work is run first and its errors forgotten. Then the cache is empty, clock and counters
-    are 0, and this thread's current device is 0. Options that are not named get their defaults.
-    Tensors of the old machine live on, and count against the new caps. Installs the simulator if
-    it is not.
+    Queued work is run first and its errors forgotten. Then the cache is empty; clock, counters and
+    statistics start anew; and this thread's current device is 0. Options that are not named get
+    their defaults. Tensors of the old machine live on, and count against the new caps. Installs
+    the simulator if it is not.
     """
     options = Options(
         devices=devices,

@@ -199,24 +199,32 @@ def reset_accumulated_memory_stats(device: _Device = None) -> None:
 # ---------------------------------------------------------------- streams and events
 
 
-class Stream(torch.Stream):
+class _OfThisType(type):
+    """Torch makes plain streams and events itself, and takes no subclass where it compares two.
+
+    So the classes below make plain ones, too, and each plain one of this device type is theirs.
+    """
+
+    def __instancecheck__(cls, value: object) -> bool:
+        return isinstance(value, cls.__mro__[1]) and torch.device(value.device).type == _type  # type: ignore[attr-defined]
+
+
+class Stream(torch.Stream, metaclass=_OfThisType):
     """A queue of work on a device, beside its others."""
 
-    def __new__(cls, device: _Device = None, priority: int = 0) -> Stream:
+    def __new__(cls, device: _Device = None, priority: int = 0) -> torch.Stream:  # type: ignore[misc]
         """Take a stream from the device's pool of 32. The priority changes nothing."""
-        where = torch.device(_type, _index(device))
-        return super().__new__(cls, device=where, priority=priority)
+        return torch.Stream(torch.device(_type, _index(device)), priority=priority)
 
 
-class Event(torch.Event):
+class Event(torch.Event, metaclass=_OfThisType):
     """A mark in a stream's work."""
 
-    def __new__(
+    def __new__(  # type: ignore[misc]
         cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
-    ) -> Event:
-        """Make an event of the current device."""
-        where = torch.device(_type, _index())
-        return super().__new__(cls, where, enable_timing=enable_timing, blocking=blocking)
+    ) -> torch.Event:
+        """Make an event of this device type; it belongs to the device that first records it."""
+        return torch.Event(_type, enable_timing=enable_timing, blocking=blocking)
 
 
 def current_stream(device: _Device = None) -> torch.Stream:

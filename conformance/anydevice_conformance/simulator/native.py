@@ -1,5 +1,6 @@
 """What the compiled part offers, for the type checker. Indices are ints, sizes bytes, times us."""
 
+# ruff: noqa: D102 - the functions without a docstring are those of device_module and control
 from __future__ import annotations
 
 from typing import Protocol
@@ -39,6 +40,9 @@ class Native(Protocol):
 
     def drain(self) -> None:
         """Run all that is queued; forget its errors; count nothing."""
+
+    def settle_before_fork(self) -> None:
+        """Have worker threads finish what is queued, since a child has none."""
 
     def empty_cache(self) -> None: ...
     def mem_get_info(self, device: int) -> tuple[int, int]: ...

@@ -6,9 +6,7 @@ import dataclasses
 import re
 import sys
 from collections.abc import Sequence
-from typing import Any, Final, get_args
-
-from typing_extensions import Literal
+from typing import Any, Final, Literal, get_args
 
 __all__ = ["MODES", "Memory", "Mode", "Options", "parse_bytes", "parse_options"]
 

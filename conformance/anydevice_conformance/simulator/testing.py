@@ -1,6 +1,8 @@
-"""A pytest fixture for tests on the simulator. Import it in a conftest::
+"""A pytest fixture for tests on the simulator.
 
-    from anydevice_conformance.simulator.testing import simulator  # noqa: F401
+Import it in a conftest::
+
+from anydevice_conformance.simulator.testing import simulator  # noqa: F401
 """
 
 from __future__ import annotations

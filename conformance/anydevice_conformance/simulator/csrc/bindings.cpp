@@ -19,10 +19,16 @@ namespace sim {
 namespace {
 
 void configure(const Config& wanted, uint32_t seed, size_t pinned_limit) {
-  Lock lock(runtime().mutex);
-  device_allocator().release_all(lock);
-  config() = wanted;
-  start_afresh(seed);
+  {
+    Lock lock(runtime().mutex);
+    device_allocator().release_all(lock);
+    config() = wanted;
+    start_afresh(seed);
+  }
+  for (int d = 0; d < wanted.devices; d++) {
+    device_allocator().resetAccumulatedStats(static_cast<DeviceIndex>(d));
+    device_allocator().resetPeakStats(static_cast<DeviceIndex>(d));
+  }
   pinned_allocator().set_limit(pinned_limit);
   set_current_device(0);
   for (int d = 0; d < kMaxDevices; d++) set_current_stream_id(d, 0);
@@ -70,16 +76,27 @@ std::vector<PlainRecord> stop_trace() {
   return records;
 }
 
-void repair_child() {
+// Both mutexes are held over a fork: the child must not see a queue or a table half changed.
+void before_fork() {
+  runtime().mutex.lock();
+  pinned_allocator().mutex().lock();
+}
+
+void after_fork_in_parent() {
+  pinned_allocator().mutex().unlock();
+  runtime().mutex.unlock();
+}
+
+void after_fork_in_child() {
+  pinned_allocator().mutex().unlock();
   repair_after_fork();
-  pinned_allocator().repair_after_fork();
 }
 
 void load_once() {
   c10::SetAllocator(kDeviceType, &device_allocator(), /*priority=*/1);
   at::setHostAllocator(kDeviceType, &pinned_allocator(), /*priority=*/1);
   register_hooks();
-  pthread_atfork(nullptr, nullptr, repair_child);
+  pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
 }
 
 }  // namespace
@@ -113,7 +130,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         wanted.launch = launch;
         configure(wanted, seed, pinned_limit);
       },
-      nogil);
+      nogil, py::arg("capacity"), py::arg("mode"), py::arg("seed"), py::arg("h2d"), py::arg("d2h"),
+      py::arg("p2p"), py::arg("hbm"), py::arg("copy_latency"), py::arg("kernel"), py::arg("launch"),
+      py::arg("poison"), py::arg("async_kernels"), py::arg("pinned_limit"));
   m.def("device_count", [] { return config().devices; });
   m.def("current_device", &current_device);
   m.def("set_device", &set_current_device);
@@ -126,6 +145,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       },
       nogil);
   m.def("drain", &drain_quietly, nogil);
+  m.def("settle_before_fork", &settle_before_fork, nogil);
   m.def("empty_cache", [] { device_allocator().emptyCache(); }, nogil);
   m.def(
       "mem_get_info",

@@ -1,7 +1,6 @@
 #include "pinned_allocator.h"
 
 #include <cstdlib>
-#include <new>
 
 namespace sim {
 
@@ -88,7 +87,5 @@ void PinnedAllocator::set_limit(size_t bytes) {
   Guard guard(mutex_);
   limit_ = bytes;
 }
-
-void PinnedAllocator::repair_after_fork() { new (&mutex_) std::mutex; }
 
 }  // namespace sim

@@ -27,7 +27,8 @@ class PinnedAllocator final : public at::HostAllocator {
   bool owns(const void* address);
   size_t bytes();
   void set_limit(size_t bytes);
-  void repair_after_fork();
+  // Held over a fork, so that the child finds the addresses whole.
+  std::mutex& mutex() { return mutex_; }
 
  private:
   static void delete_memory(void* memory);

@@ -205,13 +205,23 @@ void start_afresh(uint32_t seed) {
   }
 }
 
+void settle_before_fork() {
+  Lock lock(runtime().mutex);
+  if (threaded()) drain(lock);
+}
+
 void repair_after_fork() {
   auto& rt = runtime();
   new (&rt.mutex) std::mutex;
   new (&rt.changed) std::condition_variable;
   if (threaded()) config().mode = Mode::kLazy;
-  for (auto& device : rt.devices)
-    for (auto& s : device.streams) s->busy = s->has_worker = false;
+  for (auto& device : rt.devices) {
+    for (auto& s : device.streams) {
+      if (s->busy) s->done++;
+      s->busy = s->has_worker = false;
+    }
+  }
+  rt.scheduling = false;
 }
 
 }  // namespace sim

@@ -128,7 +128,9 @@ void host_sync_device(Lock& lock, int device);
 void drain(Lock& lock);
 // Forgets times, counters and errors, with all streams drained.
 void start_afresh(uint32_t seed);
-// In a forked child there are no workers, and no thread that holds a mutex.
+// With workers, has them finish what is queued: a forked child does not have them.
+void settle_before_fork();
+// In a forked child no other thread goes on: what one was running is lost.
 void repair_after_fork();
 
 }  // namespace sim
