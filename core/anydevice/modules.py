@@ -114,9 +114,11 @@ def exchange(slot: Slot, value: torch.Tensor) -> None:
         return
     value = value.detach()
     requires_grad = old.requires_grad and (value.is_floating_point() or value.is_complex())
-    old.grad = None if old.grad is not None and old.grad.device != value.device else old.grad
+    gradient, old.grad = old.grad, None
     if not _set_data(old, value, requires_grad):
         _swap(old, value, requires_grad)
+    if gradient is not None and requires_grad and not value.is_meta:
+        old.grad = move_tensor(gradient.detach(), parse_device(value.device)).to(value.dtype)
 
 
 def _set_data(old: torch.Tensor, value: torch.Tensor, requires_grad: bool) -> bool:
