@@ -64,13 +64,15 @@ def _hierarchies(root: Path) -> Iterator[tuple[str, Path, Path]]:
         left, _, right = line.partition(" - ")
         mounted, mount_point = left.split(" ")[3:5]
         kind, _, options = right.split(" ", 2)
-        controller = {"cgroup2": "", "cgroup": "memory"}.get(kind)
-        if kind == "cgroup" and "memory" not in options.split(","):
+        if kind == "cgroup2":
+            group = paths.get("")
+        elif kind == "cgroup" and "memory" in options.split(","):
+            group = paths.get("memory")
+        else:
             continue
-        path = paths.get(controller) if controller is not None else None
-        if path is not None:
+        if group is not None:
             top = root / mount_point.lstrip("/")
-            yield kind, top / _below(path, mounted), top
+            yield kind, top / _below(group, mounted), top
 
 
 def _below(path: str, mounted: str) -> str:

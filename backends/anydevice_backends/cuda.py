@@ -1,1 +1,62 @@
-"""A backend."""
+"""NVIDIA's devices by CUDA and AMD's by ROCm, which torch both calls ``cuda``.
+
+https://docs.pytorch.org/docs/stable/cuda.html and
+https://docs.pytorch.org/docs/stable/notes/hip.html
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+
+from anydevice.backend import Capabilities, DeviceBackend, hookimpl
+
+__all__ = ["CudaBackend", "anydevice_backends"]
+
+_HAS_NCCL: Final = torch.distributed.is_available() and torch.distributed.is_nccl_available()
+
+
+class CudaBackend(DeviceBackend):
+    """What the defaults do not know of CUDA and ROCm.
+
+    They count by ``torch.cuda.device_count``, which asks NVML (on ROCm, AMD SMI) and so starts no
+    runtime before a fork:
+    https://docs.pytorch.org/docs/stable/generated/torch.cuda.device_count.html
+    """
+
+    device_type = "cuda"
+    capabilities = Capabilities(
+        caching_allocator=True,
+        streams=True,
+        pinned_memory=True,
+        device_rng=True,
+        collectives=_HAS_NCCL,
+    )
+    # RCCL answers to NCCL's name: https://docs.pytorch.org/docs/stable/notes/hip.html
+    collective_backend = "nccl" if _HAS_NCCL else None
+    # https://rocm.docs.amd.com/en/latest/conceptual/gpu-isolation.html
+    visible_devices_env = "HIP_VISIBLE_DEVICES" if torch.version.hip else "CUDA_VISIBLE_DEVICES"
+    # What the allocator does not see: a context, a library's workspace.
+    # https://docs.nvidia.com/cuda/cublas/#cublasstatus-t
+    out_of_memory_words = (
+        "CUDA error: out of memory",
+        "HIP error: out of memory",
+        "CUBLAS_STATUS_ALLOC_FAILED",
+        "HIPBLAS_STATUS_ALLOC_FAILED",
+    )
+
+    def supports_dtype(self, dtype: torch.dtype) -> bool:
+        """Old devices compute no bfloat16.
+
+        https://docs.pytorch.org/docs/stable/cuda.html (``is_bf16_supported``)
+        """
+        if dtype == torch.bfloat16:
+            return bool(self.module.is_bf16_supported())
+        return super().supports_dtype(dtype)
+
+
+@hookimpl
+def anydevice_backends() -> list[DeviceBackend]:
+    """Hand the backend to anydevice."""
+    return [CudaBackend()]

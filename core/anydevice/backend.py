@@ -33,8 +33,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
+import importlib.util
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Final
 
 import pluggy
@@ -91,12 +93,16 @@ class Capabilities:
 class DeviceBackend:
     """One type of device. Subclass it, set `device_type`, override what differs.
 
-    The defaults go through ``torch.get_device_module(device_type)``, then ``torch.accelerator``,
-    ``torch.Stream`` and ``torch.Event``. Methods may be called from several threads at once.
+    The defaults go through the device's own module, ``torch.get_device_module(device_type)``, by
+    the names that ``torch.cuda`` has made usual; where it lacks one, through ``torch.accelerator``
+    and ``torch.Stream``. Methods may be called from several threads at once.
     """
 
     #: The torch device type, such as ``"foo"`` in ``foo:0``. Required, and unique.
     device_type: ClassVar[str]
+    #: The package that makes torch know the device, such as ``"torch_foo"``; None when torch does
+    #: by itself. It is imported when the device is first asked for, and need not be installed.
+    torch_package: str | None = None
     #: Order in ``device_map="auto"``: higher first. The host has 0.
     priority: int = 100
     #: What the device can do.
@@ -105,6 +111,9 @@ class DeviceBackend:
     collective_backend: str | None = None
     #: The environment variable that hides devices from a process.
     visible_devices_env: str | None = None
+    #: What a plain ``RuntimeError`` of this device says when memory lacks, where it does not raise
+    #: ``torch.OutOfMemoryError``.
+    out_of_memory_words: tuple[str, ...] = ()
 
     # ------------------------------------------------------------------ presence
 
@@ -113,12 +122,28 @@ class DeviceBackend:
         return self.device_count() > 0
 
     def device_count(self) -> int:
-        """How many devices there are; 0 when there is no driver. Starts no runtime."""
+        """How many devices there are; 0 when there is no driver. Starts no runtime.
+
+        The default asks the module's ``device_count`` alone: it is made to be harmless before a
+        fork (``torch.cuda`` counts by NVML, others do alike), while ``is_available`` often is not.
+        """
         try:
-            module = self.module
-            return int(module.device_count()) if module.is_available() else 0
+            return int(self.module.device_count())
         except Exception:  # noqa: BLE001 - a driver that fails in any way is a device that is not here
             return 0
+
+    def why_unavailable(self) -> str:
+        """Say for a person why `device_count` is 0. Never raises, and starts no runtime."""
+        package = self.torch_package
+        try:
+            if package is not None and importlib.util.find_spec(package) is None:
+                return f"{package} is not installed"
+            if package is None and not _is_known_to_torch(self.device_type):
+                return f"torch does not know the device type {self.device_type!r} (yet)"
+            self.module.device_count()
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the reason
+            return f"{type(error).__name__}: {error}"
+        return "no device or driver found"
 
     def device_name(self, index: int) -> str:
         """Name device ``index`` for a person."""
@@ -134,7 +159,8 @@ class DeviceBackend:
             NotImplementedError: the device says nothing of its memory; the user must give a budget.
         """
         free, total = self._query("mem_get_info", "get_memory_info", index)
-        return MemoryInfo(free=int(free) + self._cached_bytes(index), total=int(total))
+        free = int(free) + self._cached_bytes(index)
+        return MemoryInfo(free=min(free, int(total)), total=int(total))
 
     def memory_allocated(self, index: int) -> int:
         """Bytes in live tensors of this process on device ``index``."""
@@ -164,15 +190,22 @@ class DeviceBackend:
                 empty()
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """Tell this device's lack of memory from any other error."""
-        return isinstance(error, torch.OutOfMemoryError)
+        """Tell this device's lack of memory from any other error. Never raises."""
+        if isinstance(error, torch.OutOfMemoryError):
+            return True
+        if not self.out_of_memory_words or not isinstance(error, RuntimeError):
+            return False
+        try:
+            text = str(error)
+        except Exception:  # noqa: BLE001 - an error that cannot be shown is none of the device's
+            return False
+        return any(words in text for words in self.out_of_memory_words)
 
     # ------------------------------------------------------------------ work and movement
 
     def synchronize(self, index: int) -> None:
         """Wait for all work queued on device ``index``."""
-        synchronize = getattr(self.module, "synchronize", torch.accelerator.synchronize)
-        synchronize(index)
+        self._function("synchronize")(index)
 
     def move(
         self, tensor: torch.Tensor, device: torch.device, *, non_blocking: bool = False
@@ -189,27 +222,36 @@ class DeviceBackend:
         """Copy a host tensor to page-locked memory. Capability ``pinned_memory``."""
         return tensor.pin_memory()
 
-    # ------------------------------------------------------------------ streams (capability ``streams``)
+    # ------------------------------------------------------------------ streams, if claimed
 
     def new_stream(self, index: int) -> Any:
         """Make a stream on device ``index`` that runs beside the others."""
-        return torch.Stream(device=self.device(index))
+        make = getattr(self.module, "Stream", torch.Stream)
+        return make(device=self.device(index))
 
     def current_stream(self, index: int) -> Any:
         """Return the stream on which this thread's work for device ``index`` is queued."""
-        current = getattr(self.module, "current_stream", torch.accelerator.current_stream)
-        return current(index)
+        return self._function("current_stream")(index)
 
-    def use_stream(self, stream: Any) -> contextlib.AbstractContextManager[Any]:
-        """Queue this thread's work on ``stream`` while the context lasts."""
-        context: contextlib.AbstractContextManager[Any] = stream
-        return context
+    @contextlib.contextmanager
+    def use_stream(self, stream: Any) -> Iterator[Any]:
+        """Queue this thread's work on ``stream`` while the context lasts.
+
+        Its device is the current one meanwhile. May be nested, and entered by several threads.
+        """
+        # Not `with stream:`, which a stream refuses while another context holds it.
+        set_stream = self._function("set_stream")
+        with self._on(stream.device.index):
+            before = self.current_stream(stream.device.index)
+            set_stream(stream)
+            try:
+                yield stream
+            finally:
+                set_stream(before)
 
     def record_event(self, stream: Any) -> Any:
         """Mark the work queued on ``stream`` so far."""
-        event = torch.Event(device=stream.device)
-        event.record(stream)
-        return event
+        return stream.record_event()
 
     def wait_event(self, stream: Any, event: Any) -> None:
         """Make later work on ``stream`` wait for ``event``; the host goes on."""
@@ -226,7 +268,7 @@ class DeviceBackend:
         self.module.manual_seed_all(seed)
 
     def rng_state(self, index: int) -> torch.Tensor:
-        """The state of device ``index``'s generator, a uint8 host tensor. Capability ``device_rng``."""
+        """The state of device ``index``'s generator, uint8 on the host. Capability ``device_rng``."""
         state: torch.Tensor = self.module.get_rng_state(self.device(index))
         return state
 
@@ -238,7 +280,14 @@ class DeviceBackend:
 
     @property
     def module(self) -> types.ModuleType:
-        """Torch's module for the device type, such as ``torch.foo``."""
+        """Torch's module for the device type, such as ``torch.foo``.
+
+        Raises:
+            ImportError: `torch_package` is not installed, or broken.
+            RuntimeError: torch does not know the device type.
+        """
+        if self.torch_package is not None:
+            importlib.import_module(self.torch_package)
         module: types.ModuleType = torch.get_device_module(self.device_type)
         return module
 
@@ -258,6 +307,18 @@ class DeviceBackend:
         reserved = int(self._query("memory_reserved", "memory_reserved", index))
         return max(0, reserved - self.memory_allocated(index))
 
+    def _function(self, name: str) -> Callable[..., Any]:
+        """The function ``name`` of the device's module, or else of ``torch.accelerator``."""
+        owner = self.module
+        if not hasattr(owner, name) and self._is_torchs_accelerator():
+            return getattr(torch.accelerator, name)  # type: ignore[no-any-return]
+        return getattr(owner, name)  # type: ignore[no-any-return]
+
+    def _is_torchs_accelerator(self) -> bool:
+        """Whether ``torch.accelerator`` speaks of this device; it knows one type in a process."""
+        found = torch.accelerator.current_accelerator()
+        return found is not None and found.type == self.device_type
+
     def _query(self, name: str, accelerator_name: str, index: int) -> Any:
         """Ask the device's module, then ``torch.accelerator``, whichever answers.
 
@@ -265,7 +326,10 @@ class DeviceBackend:
         as RuntimeError), so each failure only leads to the next.
         """
         failures = []
-        for owner, attribute in ((self.module, name), (torch.accelerator, accelerator_name)):
+        owners: list[tuple[Any, str]] = [(self.module, name)]
+        if self._is_torchs_accelerator():
+            owners.append((torch.accelerator, accelerator_name))
+        for owner, attribute in owners:
             function: Callable[[int], Any] | None = getattr(owner, attribute, None)
             if function is None:
                 failures.append(f"{_name(owner)} has no {attribute}")
@@ -276,8 +340,16 @@ class DeviceBackend:
                 failures.append(f"{_name(owner)}.{attribute}: {error!s:.120}")
         raise NotImplementedError(
             f"device {self.device_type}:{index} does not answer {name} ({'; '.join(failures)}). "
-            f"Give its budget yourself, for example max_memory={{'{self.device_type}:{index}': '8GiB'}}."
+            f"Give its budget yourself, such as max_memory={{'{self.device_type}:{index}': '8GiB'}}."
         )
+
+
+def _is_known_to_torch(device_type: str) -> bool:
+    try:
+        torch.device(device_type)
+    except RuntimeError:
+        return False
+    return True
 
 
 def _name(owner: Any) -> str:

@@ -1,13 +1,14 @@
 """Which backends there are: discovery, selection, and a place for the broken ones.
 
-Discovery is lazy (the first call of any function here), done once a process, and safe under threads
-and fork. A plugin that fails to import, or returns nonsense, is left out and listed; it never breaks
-``import anydevice`` or another device. Whether a device is *available* is asked anew each time, since
-a driver or a simulator may come later.
+Discovery is lazy (the first call of any function here), done once a process, and safe under
+threads and fork. A plugin that fails to import, or returns nonsense, is left out and listed; it
+never breaks ``import anydevice`` or another device. Whether a device is *available* is asked anew
+each time, since a driver or a simulator may come later.
 
 Environment variable ``ANYDEVICE_BACKENDS``: a comma-separated list of device types (or entry-point
-names). ``cpu,foo`` allows only those; ``-foo`` leaves one out; ``foo@anydevice-foo`` picks the package
-that may claim ``foo`` when two do. The host cannot be left out: weights start and end there.
+names). ``cpu,foo`` allows only those; ``-foo`` leaves one out; ``foo@anydevice-foo`` picks the
+package that may claim ``foo`` when two do. The host cannot be left out: weights start and end
+there.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class BackendRecord:
     """One backend, or one plugin that gave none.
 
     Attributes:
-        entry_point: its name in the entry-point group; ``"torch"`` for a type that no plugin claims.
+        entry_point: its name in the entry-point group; ``"torch"`` for a type that no plugin
+            claims.
         distribution: the package that ships it.
         version: that package's version.
         device_type: the torch device type, or the entry-point name when the plugin is broken.
@@ -68,7 +70,7 @@ class BackendRecord:
         return f"{self.distribution} {self.version}".strip()
 
     def count(self) -> int:
-        """How many devices the backend has now; 0 with a `reason` when it has none or misbehaves."""
+        """How many devices the backend has now; 0 with a `reason` when none, or when it fails."""
         if self.backend is None or self.status in ("broken", "duplicate", "excluded"):
             return 0
         try:
@@ -80,7 +82,7 @@ class BackendRecord:
             self.status, self.reason = "unavailable", f"{type(error).__name__}: {error}"
             return 0
         self.status = "available" if count else "unavailable"
-        self.reason = "" if count else "no device or driver found"
+        self.reason = "" if count else self.backend.why_unavailable()
         return count
 
 
@@ -221,7 +223,7 @@ def _order(record: BackendRecord) -> tuple[Any, ...]:
 
 
 def _is_torchs_own(record: BackendRecord) -> bool:
-    """Whether torch itself calls this type its accelerator: the tie-break among equal priorities."""
+    """Whether torch itself calls this type its accelerator: breaks ties of priority."""
     found = torch.accelerator.current_accelerator()
     return found is not None and found.type == record.device_type
 
