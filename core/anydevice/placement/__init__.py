@@ -1,1 +1,28 @@
-"""placement."""
+"""Placement: which weight goes to which device.
+
+`infer_auto_device_map` plans, `Placement` is the answer, `DeviceMap` is how the rest of the house
+reads any device map.
+"""
+
+from anydevice.placement.auto import STRATEGIES, infer_auto_device_map, resolve_device_map
+from anydevice.placement.balance import get_balanced_memory
+from anydevice.placement.blocks import find_blocks
+from anydevice.placement.budgets import format_bytes, get_max_memory, parse_bytes
+from anydevice.placement.maps import DeviceMap, check_device_map
+from anydevice.placement.result import Placed, Placement, Share
+
+__all__ = [
+    "STRATEGIES",
+    "DeviceMap",
+    "Placed",
+    "Placement",
+    "Share",
+    "check_device_map",
+    "find_blocks",
+    "format_bytes",
+    "get_balanced_memory",
+    "get_max_memory",
+    "infer_auto_device_map",
+    "parse_bytes",
+    "resolve_device_map",
+]

@@ -1,0 +1,247 @@
+"""How much memory each device may give: measured, or said by the user."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import operator
+import re
+from collections.abc import Mapping
+from typing import Any, Final, TypeAlias
+
+from anydevice import registry
+from anydevice.devices import CPU, DISK, META, Device, parse_device
+from anydevice.errors import BackendError, BudgetError, UnknownDeviceError
+
+__all__ = ["Budget", "Headroom", "format_bytes", "get_max_memory", "parse_bytes", "read_budgets"]
+
+#: Bytes (``2**30``, ``"2GiB"``), a share of the budget (``0.1``), or either for each device.
+Headroom: TypeAlias = "int | float | str | Mapping[Any, int | float | str] | None"
+#: The share of a *measured* budget that is left to activations unless the caller says otherwise.
+DEFAULT_HEADROOM: Final = 0.1
+
+_SIZE: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(?:e\+?(\d+))?\s*(?:([kmgtp])(i?)b?|b)?", re.I)
+_DEFAULT_PRIORITY: Final = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class Budget:
+    """What one device may hold.
+
+    Attributes:
+        key: the device as the user spells it: an int or a string.
+        device: the device.
+        size: bytes for weights, headroom taken off; None means no limit.
+    """
+
+    key: int | str
+    device: Device
+    size: int | None
+
+
+# ---------------------------------------------------------------------- bytes as text
+
+
+def parse_bytes(size: int | float | str) -> int:
+    """Read a size.
+
+    Args:
+        size: bytes, or a number with a unit: ``"10GB"`` is 10 * 10**9, ``"10GiB"`` is 10 * 2**30;
+            B, KB, MB, GB, TB, PB and KiB ... PiB, in any case. Units are bytes, never bits.
+
+    Raises:
+        BudgetError: it cannot be read, is negative, or is not finite.
+    """
+    if isinstance(size, str):
+        match = _SIZE.fullmatch(size.strip())
+        if match is None:
+            raise BudgetError(_unreadable(size))
+        number, exponent, prefix, binary = match.groups()
+        power = " kmgtp".index((prefix or " ").lower())
+        scale = (1024 if binary else 1000) ** power * 10 ** int(exponent or 0)
+        whole = int(number) * scale if "." not in number else round(float(number) * scale)
+        return int(whole)
+    if isinstance(size, bool):
+        raise BudgetError(_unreadable(size))
+    if isinstance(size, float):
+        if not math.isfinite(size):
+            raise BudgetError(_unreadable(size))
+        number_of_bytes = int(size)
+    else:
+        try:
+            number_of_bytes = operator.index(size)
+        except TypeError:
+            raise BudgetError(_unreadable(size)) from None
+    if number_of_bytes < 0:
+        raise BudgetError(f"{size!r} is not a size: it is negative")
+    return number_of_bytes
+
+
+def format_bytes(size: int) -> str:
+    """Write a size for a person, such as ``"1.5 GiB"``."""
+    number = float(size)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(number) < 1024 or unit == "TiB":
+            break
+        number /= 1024
+    return f"{number:.0f} {unit}" if unit == "B" or number >= 100 else f"{number:.3g} {unit}"
+
+
+def _unreadable(size: object) -> str:
+    return f"{size!r} is not a size: use bytes, or a string such as '10GiB', '1.5GB' or '512MB'"
+
+
+# ---------------------------------------------------------------------- from the machine
+
+
+def get_max_memory(max_memory: Mapping[Any, int | str] | None = None) -> dict[int | str, int]:
+    """The bytes that each device can give.
+
+    Args:
+        max_memory: budgets by device, in any spelling of devices and sizes. By default every device
+            of this machine is measured.
+
+    Returns:
+        Bytes by device, fastest first, the host after the accelerators. Measured devices of the
+        first accelerator type have their index as key, others ``"type:index"``. Where accelerators
+        share the host's memory, it is counted once: what they are given, the host is not.
+
+    Raises:
+        BudgetError: a size cannot be read, or a device does not say how much memory it has.
+        UnknownDeviceError: a device cannot be read, or is named twice.
+    """
+    if max_memory is not None:
+        return {b.key: b.size for b in _given(max_memory) if b.size is not None}
+    return {b.key: b.size for b in _measured() if b.size is not None}
+
+
+def _measured() -> list[Budget]:
+    devices = [parse_device(device) for device in registry.available_devices()]
+    free = {device: _free(device) for device in devices}
+    host = free[CPU]
+    budgets = []
+    for device in devices:
+        size = free[device]
+        if device == CPU:
+            size = host
+        elif registry.get_backend(device.type).capabilities.unified_memory:
+            size = min(size, host)
+            host -= size
+        budgets.append(Budget(_key_here(device), device, size))
+    return budgets
+
+
+def _free(device: Device) -> int:
+    backend = registry.get_backend(device.type)
+    try:
+        return max(0, int(backend.memory_info(device.index or 0).free))
+    except Exception as error:  # a vendor's query can fail in any way
+        raise BudgetError(
+            f"{device} does not say how much memory it has ({type(error).__name__}: {error}). "
+            f"Give budgets, such as max_memory={{{_key_here(device)!r}: '8GiB', 'cpu': '16GiB'}}, "
+            f"or leave it out with ANYDEVICE_BACKENDS=-{device.type}."
+        ) from error
+
+
+def _key_here(device: Device) -> int | str:
+    """An accelerator of the first type goes by its index, as in the reference."""
+    if device.index is not None and device.type == registry.primary_type():
+        return device.index
+    return str(device)
+
+
+# ---------------------------------------------------------------------- from the user
+
+
+def read_budgets(
+    max_memory: Mapping[Any, int | str] | None,
+    headroom: Headroom = None,
+    disk: bool | int | str = True,
+) -> list[Budget]:
+    """The budgets to plan with: accelerators, fastest first; the host; the disk, if allowed.
+
+    Args:
+        max_memory: as for `get_max_memory`. ``"disk"`` may be among them.
+        headroom: what to leave free on accelerators. None leaves a tenth of what was measured
+            (of the host's too), and nothing of what the user gave.
+        disk: False forbids it; a size caps it, as ``max_memory["disk"]`` does.
+
+    Raises:
+        BudgetError: as `get_max_memory`; and when every device but the disk has 0.
+    """
+    given = max_memory is not None
+    budgets = _given(max_memory) if max_memory is not None else _measured()
+    cap = _disk_cap(budgets, disk)
+    weights = [_leave(b, headroom, given) for b in budgets if b.device != DISK]
+    if not any(budget.size for budget in weights):
+        said = {b.key: b.size for b in budgets} or "it names no device"
+        raise BudgetError(f"max_memory gives 0 bytes everywhere: {said}. Give some device memory.")
+    return [*weights, *cap]
+
+
+def _given(max_memory: Mapping[Any, int | str]) -> list[Budget]:
+    """Read budgets, in order of speed."""
+    if not isinstance(max_memory, Mapping):
+        raise BudgetError(f"max_memory is {max_memory!r}; it must be a dict of device to size")
+    budgets: dict[Device, Budget] = {}
+    for key, size in max_memory.items():
+        device = parse_device(key)
+        if device == META:
+            raise BudgetError("max_memory names 'meta', which holds no weights")
+        if device in budgets:
+            raise BudgetError(
+                f"max_memory names {device} twice, as {budgets[device].key!r} and as {key!r}"
+            )
+        try:
+            number = parse_bytes(size)
+        except BudgetError as error:
+            raise BudgetError(f"max_memory[{key!r}]: {error}") from None
+        spelling = key if isinstance(key, (int, str)) else str(key)
+        budgets[device] = Budget(spelling, device, number)
+    kinds = list(dict.fromkeys(device.type for device in budgets))
+    speed = {kind: (_tier(kind), -_priority(kind), i) for i, kind in enumerate(kinds)}
+    return sorted(budgets.values(), key=lambda b: (speed[b.device.type], b.device.index or 0))
+
+
+def _tier(kind: str) -> int:
+    return {CPU.type: 1, DISK.type: 2}.get(kind, 0)
+
+
+def _priority(kind: str) -> int:
+    """A backend's priority, also where its devices are on another machine."""
+    try:
+        return registry.get_backend(kind).priority
+    except (BackendError, UnknownDeviceError):
+        return _DEFAULT_PRIORITY
+
+
+def _disk_cap(budgets: list[Budget], disk: bool | int | str) -> list[Budget]:
+    said = next((b for b in budgets if b.device == DISK), None)
+    if disk is False:
+        return []
+    if disk is not True:
+        cap = parse_bytes(disk)
+        if said is not None and said.size is not None:
+            cap = min(cap, said.size)
+        return [Budget(DISK.type, DISK, cap)]
+    return [said or Budget(DISK.type, DISK, None)]
+
+
+def _leave(budget: Budget, headroom: Headroom, given: bool) -> Budget:
+    """Take the headroom off one budget."""
+    size = budget.size or 0
+    if headroom is None:
+        share: int | float | str = 0 if given else DEFAULT_HEADROOM
+    elif isinstance(headroom, Mapping):
+        wanted = {parse_device(key): value for key, value in headroom.items()}
+        share = wanted.get(budget.device, 0)
+    else:
+        share = headroom if budget.device.is_accelerator else 0
+    if isinstance(share, float) and 0 <= share < 1:
+        left = int(size * share)
+    else:
+        try:
+            left = parse_bytes(share)
+        except BudgetError as error:
+            raise BudgetError(f"headroom: {error}") from None
+    return dataclasses.replace(budget, size=max(0, size - left))

@@ -1,0 +1,151 @@
+"""One tier of devices is filled in one walk."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Sequence
+from typing import Final
+
+from anydevice.placement.bundles import Bundle
+
+__all__ = ["covers", "fill", "fits_all", "prefix_sums"]
+
+#: With more devices than this, their orders are not searched.
+_MAX_ORDERED: Final = 8
+
+
+def fill(
+    bundles: Sequence[Bundle], capacities: Sequence[int], reserve: int = 0, share: bool = False
+) -> list[int | None]:
+    """Fill the devices of a tier, in order, with bundles, in order.
+
+    Args:
+        bundles: what is to be placed.
+        capacities: bytes of each device.
+        reserve: bytes to keep free on the first device that takes anything.
+        share: let a bundle that does not fit go back to a device that the walk has left.
+
+    Returns:
+        For each bundle the device's index, or None. What holds no bytes goes with its neighbour.
+    """
+    where: list[int | None] = [None] * len(bundles)
+    left = list(capacities)
+    held: list[set[int]] = [set() for _ in capacities]
+    unused = list(range(len(capacities)))
+    current: int | None = None  # where the run is
+    main: int | None = None
+    closed: list[int] = []
+
+    def cost(bundle: Bundle, device: int) -> int:
+        present = held[device]
+        return bundle.alone + sum(s for t, s in bundle.shared.items() if t not in present)
+
+    def take(i: int, device: int) -> None:
+        left[device] -= cost(bundles[i], device)
+        held[device].update(bundles[i].shared)
+        where[i] = device
+
+    for i, bundle in enumerate(bundles):
+        if not bundle.size:
+            where[i] = where[i - 1] if i else None
+            continue
+        if current is not None and cost(bundle, current) <= left[current]:
+            take(i, current)
+            continue
+        spare = reserve if main is None else 0
+        device = next((d for d in unused if bundle.size <= capacities[d] - spare), None)
+        if device is not None:
+            if main is None:
+                main = device
+                left[main] -= reserve
+            if current is not None:
+                closed.append(current)
+            current = device
+            unused.remove(device)
+            take(i, device)
+            continue
+        if (
+            share
+            and (back := next((d for d in closed if cost(bundle, d) <= left[d]), None)) is not None
+        ):
+            take(i, back)
+        elif current is not None and not share:
+            whole = capacities[current] - (reserve if current == main else 0)
+            if bundle.size <= whole:  # full, not passed over: the run ends
+                closed.append(current)
+                current = None
+    return _with_neighbours(bundles, where)
+
+
+def _with_neighbours(bundles: Sequence[Bundle], where: list[int | None]) -> list[int | None]:
+    """Let empty bundles at the front go with the first that holds something."""
+    first = next((i for i, b in enumerate(bundles) if b.size), None)
+    if first is not None:
+        where[:first] = [where[first]] * first
+    return where
+
+
+def fits_all(bundles: Sequence[Bundle], capacities: Sequence[int]) -> list[int] | None:
+    """Place all bundles on the devices of one tier, or say None.
+
+    The devices are used in the order given where that works, else in any order that does.
+    """
+    where = fill(bundles, capacities)
+    if _complete(bundles, where):
+        return [d or 0 for d in where]  # where nothing holds a byte: the first device
+    order = _order_that_fits(bundles, capacities)
+    if order is None:
+        return None
+    where = fill(bundles, [capacities[d] for d in order])
+    return [order[d or 0] for d in where] if _complete(bundles, where) else None
+
+
+def _complete(bundles: Sequence[Bundle], where: Sequence[int | None]) -> bool:
+    return all(d is not None or not b.size for b, d in zip(bundles, where, strict=True))
+
+
+def prefix_sums(bundles: Sequence[Bundle]) -> list[int]:
+    """Bytes of the first 0, 1, 2, ... bundles."""
+    return list(itertools.accumulate((b.size for b in bundles), initial=0))
+
+
+def covers(ends: Sequence[int], capacities: Sequence[int]) -> bool:
+    """Whether `fill` would place all bundles, told from their prefix sums alone.
+
+    Ties that would save bytes are not seen, so a True holds and a False may be too careful.
+    """
+    unused = list(capacities)
+    start, last = 0, bisect.bisect_left(ends, ends[-1])
+    while start < last:
+        # Empty bundles go along: what counts is the next one that holds something.
+        start = bisect.bisect_right(ends, ends[start]) - 1
+        size = ends[start + 1] - ends[start]
+        device = next((i for i, capacity in enumerate(unused) if size <= capacity), None)
+        if device is None:
+            return False
+        start = bisect.bisect_right(ends, ends[start] + unused.pop(device)) - 1
+    return True
+
+
+def _order_that_fits(bundles: Sequence[Bundle], capacities: Sequence[int]) -> list[int] | None:
+    """An order of devices in which one run on each covers all bundles.
+
+    ``reach[used]`` is how many bundles the devices in the set ``used`` can cover, in their best
+    order; it follows from the sets with one device less.
+    """
+    devices = range(len(capacities))
+    ends = prefix_sums(bundles)
+    if not 1 < len(capacities) <= _MAX_ORDERED or ends[-1] > sum(capacities):
+        return None
+    reach: dict[int, tuple[int, list[int]]] = {0: (0, [])}
+    for used in range(1, 1 << len(capacities)):
+        best: tuple[int, list[int]] = (-1, [])
+        for d in devices:
+            if used >> d & 1:
+                start, order = reach[used & ~(1 << d)]
+                end = bisect.bisect_right(ends, ends[start] + capacities[d]) - 1
+                best = max(best, (end, [*order, d]), key=lambda pair: pair[0])
+        reach[used] = best
+    covered, order = reach[(1 << len(capacities)) - 1]
+    return order if covered == len(bundles) else None

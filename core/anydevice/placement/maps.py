@@ -1,0 +1,126 @@
+"""A device map as the rest of the house reads it: a name's device by its longest prefix."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Final
+
+from torch import nn
+
+from anydevice.devices import CPU, Device, DeviceLike, parse_device
+from anydevice.errors import DeviceMapError, UnknownDeviceError
+from anydevice.modules import iter_slots
+
+__all__ = ["DeviceMap", "check_device_map"]
+
+#: How many names a message lists before it says how many more there are.
+_SHOWN: Final = 5
+
+
+class DeviceMap:
+    """A mapping of names to devices, read once.
+
+    Args:
+        device_map: module or tensor names to devices in any spelling. ``""`` is the whole model.
+
+    Raises:
+        UnknownDeviceError: a device cannot be read; the message names its key.
+        DeviceMapError: it is not such a mapping.
+    """
+
+    def __init__(self, device_map: Mapping[str, DeviceLike]) -> None:
+        if not isinstance(device_map, Mapping):
+            raise DeviceMapError(
+                f"device_map is {device_map!r}; it must be a dict of module name to device"
+            )
+        self._entries: dict[str, Device] = {}
+        for name, device in device_map.items():
+            if not isinstance(name, str):
+                raise DeviceMapError(f"device_map has the key {name!r}; keys are module names")
+            try:
+                self._entries[name] = parse_device(device)
+            except UnknownDeviceError as error:
+                raise UnknownDeviceError(f"device_map[{name!r}]: {error}") from None
+
+    def entries(self) -> dict[str, Device]:
+        """The names of the map with their devices, in its order."""
+        return dict(self._entries)
+
+    @property
+    def devices(self) -> list[Device]:
+        """The devices of the map, each once, in its order."""
+        return list(dict.fromkeys(self._entries.values()))
+
+    @property
+    def main_device(self) -> Device:
+        """Where offloaded modules are run: the first accelerator of the map, else the host."""
+        return next((device for device in self.devices if device.is_accelerator), CPU)
+
+    def key_of(self, name: str) -> str | None:
+        """The entry that covers a module or tensor: its longest prefix; None when there is none."""
+        while name:
+            if name in self._entries:
+                return name
+            name = name.rpartition(".")[0]
+        return "" if "" in self._entries else None
+
+    def lookup(self, name: str) -> Device:
+        """The device of a module or tensor.
+
+        Raises:
+            DeviceMapError: the map does not cover it.
+        """
+        key = self.key_of(name)
+        if key is None:
+            raise DeviceMapError(
+                f"device_map gives no device for {name!r}; it names {_some(list(self._entries))}"
+            )
+        return self._entries[key]
+
+
+def check_device_map(model: nn.Module, device_map: Mapping[str, DeviceLike]) -> None:
+    """Make sure that a device map covers a model. Names that match nothing in it are warned of.
+
+    Args:
+        model: the model.
+        device_map: module or tensor names to devices.
+
+    Raises:
+        DeviceMapError: parameters or buffers have no device; the message lists the first of them.
+        UnknownDeviceError: a device cannot be read.
+    """
+    lookup = DeviceMap(device_map)
+    missing, used = [], set()
+    for name, _ in iter_slots(model):
+        key = lookup.key_of(name)
+        if key is None:
+            missing.append(name)
+        else:
+            used.add(key)
+    stray = [key for key in lookup.entries() if key not in used and not _exists(model, key)]
+    said = f"device_map names {_some(stray)}, which match nothing in {type(model).__name__}"
+    if missing:
+        raise DeviceMapError(
+            f"device_map gives no device for {_some(missing)} of {type(model).__name__}. "
+            + (f"And {said}. " if stray else "")
+            + "Name them or a module that holds them; '' stands for the whole model."
+        )
+    if stray:
+        warnings.warn(said, stacklevel=2)
+
+
+def _exists(model: nn.Module, name: str) -> bool:
+    """Whether a name that covers no tensor is a module (or an empty slot) all the same."""
+    path, _, leaf = name.rpartition(".")
+    try:
+        owner = model.get_submodule(path)
+    except AttributeError:
+        return False
+    return not name or any(leaf in t for t in (owner._modules, owner._parameters, owner._buffers))
+
+
+def _some(names: list[str]) -> str:
+    """The first few names, and how many more there are."""
+    shown = ", ".join(repr(name) for name in names[:_SHOWN]) or "nothing"
+    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"

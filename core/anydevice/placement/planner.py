@@ -1,0 +1,269 @@
+"""The planner: which block goes where.
+
+[Note: the laws]
+Blocks are taken in execution order, and each tier (accelerators, then the host, then the disk)
+takes what it can before the next one does.
+
+1. *One run a device.* An accelerator's blocks follow one another, so that activations cross to it
+   once. Only a block that it could not hold even when empty is passed over without ending the run.
+2. *No budget is exceeded.* A tied weight counts once on each device that holds a name of it.
+3. *Room for visitors.* A block that rests on the host or the disk is brought to the executing
+   device when it runs. That device (the first accelerator that holds anything) keeps room for the
+   largest such block, twice when the next one is fetched ahead, and for the buffers of all of them
+   where buffers are not offloaded. The host keeps room for the largest block on the disk.
+4. *Blocks stay whole, ties stay together.* A block that is mostly tied weights goes with the one
+   that it is tied to.
+5. *Nothing rests on a slower tier that could move up without breaking the above.*
+
+How much room is needed depends on what is offloaded, and what is offloaded on how much room is
+kept. The smallest room that agrees with itself is found by beginning with none and repeating the
+greedy walk with the need that the last one showed: need grows with room, so this climbs to the
+least fixed point, in as many steps as there are different sizes on the way, which are few.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from anydevice.placement.blocks import Inventory
+from anydevice.placement.bundles import Bundle, bundle_blocks
+from anydevice.placement.filling import fill, fits_all
+
+__all__ = ["Plan", "Shape", "plan_blocks"]
+
+Where: TypeAlias = list[int | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """How offloaded blocks visit the executing device.
+
+    Attributes:
+        whole: as whole blocks; else those that are too large come module by module.
+        ahead: how many are there at once: 2 when the next one is fetched ahead.
+    """
+
+    whole: bool
+    ahead: int
+
+
+@dataclasses.dataclass
+class Plan:
+    """Where the blocks go.
+
+    Attributes:
+        where: for each block, an index into the bins: accelerators, then the host, then the disk.
+        tied: for each block, the one that it was put beside as it is mostly tied to it, or None.
+        main: the accelerator on which offloaded blocks run; None when there is none.
+        room: bytes kept free for visitors, by bin; on `main` without the buffers that stay there.
+        shape: how blocks visit; None when nothing has to.
+        stay: blocks whose own modules no accelerator has room for: they run on the host.
+    """
+
+    where: list[int]
+    tied: list[int | None]
+    main: int | None
+    room: dict[int, int]
+    shape: Shape | None
+    stay: list[int]
+
+
+def plan_blocks(
+    inventory: Inventory,
+    accelerators: Sequence[int],
+    host: int | None,
+    *,
+    prefetch: bool = True,
+    offload_buffers: bool = False,
+    share: bool = False,
+) -> Plan:
+    """Place the blocks of a model. What fits neither accelerators nor host goes to the disk.
+
+    Args:
+        inventory: the blocks.
+        accelerators: bytes of each accelerator, fastest first.
+        host: bytes of the host; None when it is not to be used.
+        prefetch: keep room for the next visiting block too, where there is enough.
+        offload_buffers: buffers of offloaded blocks rest and travel with their parameters.
+        share: go back to a device that has space left rather than to a slower tier (breaks law 1).
+    """
+    largest = max(accelerators, default=host or 0)
+    bundles = bundle_blocks(inventory, offload_buffers, largest)
+    tier = _fill_accelerators(
+        bundles, inventory.sizes, accelerators, prefetch, offload_buffers, share
+    )
+    rest = [i for i, d in enumerate(tier.where) if d is None]
+    down, host_room = _fill_host(
+        [bundles[i] for i in rest], inventory.sizes, host, offload_buffers, tier.main is not None
+    )
+    host_bin, disk_bin = len(accelerators), len(accelerators) + 1
+    final = [disk_bin if d is None else d for d in tier.where]
+    for i, d in zip(rest, down, strict=True):
+        final[i] = disk_bin if d is None else host_bin
+    where = [0] * len(inventory.blocks)
+    tied: list[int | None] = [None] * len(inventory.blocks)
+    for bundle, d in zip(bundles, final, strict=True):
+        for block in bundle.blocks:
+            where[block] = d
+            tied[block] = bundle.blocks[0] if block != bundle.blocks[0] else None
+    room = {host_bin: host_room} if host_room else {}
+    stay: list[int] = []
+    if tier.main is not None:
+        room[tier.main] = tier.room
+        stay = [
+            block
+            for i in rest
+            if bundles[i].leaf > accelerators[tier.main]
+            for block in bundles[i].blocks
+        ]
+    return Plan(where, tied, tier.main, room, tier.shape, stay)
+
+
+# ---------------------------------------------------------------------- the accelerators
+
+
+@dataclasses.dataclass
+class _Tier:
+    """How the accelerators were filled; see `Plan`."""
+
+    where: Where
+    main: int | None = None
+    room: int = 0
+    shape: Shape | None = None
+    resident: int = 0
+
+
+def _fill_accelerators(
+    bundles: list[Bundle],
+    sizes: list[int],
+    capacities: Sequence[int],
+    prefetch: bool,
+    offload_buffers: bool,
+    share: bool,
+) -> _Tier:
+    everything = fits_all(bundles, capacities) if capacities else None
+    if everything is not None:
+        return _Tier(list(everything))
+    if not any(capacities):
+        return _Tier([None] * len(bundles))
+    shapes = [Shape(True, 2), Shape(True, 1), Shape(False, 2), Shape(False, 1)]
+    best: _Tier | None = None
+    for shape in shapes if prefetch else [s for s in shapes if s.ahead == 1]:
+        tier = _with_room(bundles, sizes, capacities, shape, offload_buffers, share)
+        if tier is None:
+            continue
+        if best is None or tier.resident > best.resident:
+            best = tier
+        assert best.main is not None
+        if best.resident and 2 * best.room <= capacities[best.main]:
+            break  # room enough, at little cost
+    return best or _Tier([None] * len(bundles))
+
+
+def _with_room(
+    bundles: list[Bundle],
+    sizes: list[int],
+    capacities: Sequence[int],
+    shape: Shape,
+    offload_buffers: bool,
+    share: bool,
+) -> _Tier | None:
+    """Fill the accelerators so that what is left over can visit; None if it cannot."""
+    most = max(capacities)
+
+    def need(where: Where) -> int:
+        return _visitors(bundles, where, shape, most) + kept(where)
+
+    def kept(where: Where) -> int:
+        return 0 if offload_buffers else _buffers_kept(bundles, where, sizes)
+
+    where, reserve = settle(bundles, capacities, need, share)
+    main = next((d for d in where if d is not None), None)
+    if main is None:
+        main = next((d for d, size in enumerate(capacities) if size >= reserve), None)
+        if main is None:
+            return None
+    resident = sum(b.size for b, d in zip(bundles, where, strict=True) if d is not None)
+    return _Tier(where, main, reserve - kept(where), shape, resident)
+
+
+def settle(
+    bundles: Sequence[Bundle],
+    capacities: Sequence[int],
+    need: Callable[[Where], int],
+    share: bool = False,
+) -> tuple[Where, int]:
+    """Fill a tier so that the first device used keeps the room that what is left over needs.
+
+    Returns:
+        Where the bundles go, and the bytes kept.
+    """
+    reserve = 0
+    while True:
+        where = fill(bundles, capacities, reserve, share)
+        wanted = need(where)
+        if wanted <= reserve:
+            return where, reserve
+        reserve = wanted
+
+
+def _visitors(bundles: Sequence[Bundle], where: Where, shape: Shape, most: int) -> int:
+    """Bytes kept free for what visits a device of at most ``most`` bytes.
+
+    A bundle of which even one module is too large never visits, and needs nothing.
+    """
+    rest = [b for b, d in zip(bundles, where, strict=True) if d is None]
+    units = (b.unit if shape.whole and b.unit <= most else b.leaf for b in rest)
+    return shape.ahead * max((u for u in units if u <= most), default=0)
+
+
+def _buffers_kept(bundles: Sequence[Bundle], where: Where, sizes: list[int]) -> int:
+    """Bytes of the buffers of what is left over, which stay on the first device used."""
+    main = next((d for d in where if d is not None), None)
+    pairs = list(zip(bundles, where, strict=True))
+    there = {t for b, d in pairs if d is not None and d == main for t in b.shared}
+    return sum(sizes[t] for t in {t for b, d in pairs if d is None for t in b.buffers} - there)
+
+
+# ---------------------------------------------------------------------- the host
+
+
+def _fill_host(
+    bundles: list[Bundle],
+    sizes: list[int],
+    capacity: int | None,
+    offload_buffers: bool,
+    has_main: bool,
+) -> tuple[Where, int]:
+    """Fill the host with what the accelerators left over.
+
+    Returns:
+        0 or None (the disk) for each bundle, and the bytes kept free.
+    """
+    if capacity is None:
+        return [None] * len(bundles), 0
+    if not offload_buffers and has_main:
+        bundles = [_without_buffers(b, sizes) for b in bundles]
+    everything = fill(bundles, [capacity])
+    if all(d is not None or not b.size for b, d in zip(bundles, everything, strict=True)):
+        return [0] * len(bundles), 0
+
+    def need(where: Where) -> int:
+        buffers = 0 if offload_buffers or has_main else _buffers_kept(bundles, where, sizes)
+        return _visitors(bundles, where, Shape(True, 1), capacity) + buffers
+
+    where, reserve = settle(bundles, [capacity], need)
+    if all(d is None for d in where):  # a host too small for that: better used than left empty
+        return fill(bundles, [capacity]), 0
+    buffers = 0 if offload_buffers or has_main else _buffers_kept(bundles, where, sizes)
+    return where, reserve - buffers
+
+
+def _without_buffers(bundle: Bundle, sizes: list[int]) -> Bundle:
+    """A bundle as it weighs on the host when its buffers are on the executing device."""
+    buffers = sum(sizes[t] for t in bundle.buffers)
+    shared = {t: s for t, s in bundle.shared.items() if t not in bundle.buffers}
+    size = bundle.size - buffers
+    return dataclasses.replace(bundle, size=size, shared=shared, alone=size - sum(shared.values()))

@@ -1,0 +1,259 @@
+"""Bytes of modules, and weights that are tied.
+
+Sizes are of the weights as they will be once loaded, so the model may stand on meta. A tied weight
+is counted once, under the first of its names.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections import defaultdict
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+import torch
+from torch import nn
+
+from anydevice.errors import ModelError
+from anydevice.modules import find_slot, iter_slots
+
+__all__ = [
+    "DtypeLike",
+    "calculate_maximum_sizes",
+    "compute_module_sizes",
+    "dtype_after_load",
+    "dtype_bits",
+    "find_tied_parameters",
+    "get_max_layer_size",
+    "retie_parameters",
+    "tensor_bytes",
+    "tie_key",
+]
+
+#: A torch dtype, its name, or the name of a type that torch lacks, such as ``"int4"`` or ``"fp8"``.
+DtypeLike: TypeAlias = "str | torch.dtype | enum.Enum"
+
+#: Types whose elements share a byte in torch's own storage; ``itemsize`` does not say so.
+_PACKED_BITS: Final = {torch.quint4x2: 4, torch.quint2x4: 2}
+#: Names of types by their width, such as ``int4``, ``uint2``, ``fp8``, ``nf4``, ``float4_e2m1fn``.
+_NAMED_WIDTH: Final = re.compile(r"(?:u?int|fp|nf|float|bfloat)(\d+)(?:_\w+)?")
+
+
+# ---------------------------------------------------------------------- one tensor
+
+
+def dtype_bits(dtype: DtypeLike) -> int:
+    """Bits that one element takes.
+
+    Args:
+        dtype: see `DtypeLike`. ``torch.int4`` and its like are asked for as a wish and have the
+            width that they name, though torch itself still gives each a whole byte.
+
+    Raises:
+        ModelError: the name tells no width.
+    """
+    if isinstance(dtype, torch.dtype):
+        if dtype in _PACKED_BITS:
+            return _PACKED_BITS[dtype]
+        named = re.fullmatch(r"u?int([1-7])", str(dtype).removeprefix("torch."))
+        return int(named[1]) if named else dtype.itemsize * 8
+    name = str(dtype.value if isinstance(dtype, enum.Enum) else dtype).removeprefix("torch.")
+    known = getattr(torch, name, None)
+    if isinstance(known, torch.dtype):
+        return dtype_bits(known)
+    width = _NAMED_WIDTH.fullmatch(name.lower())
+    if width is None:
+        raise ModelError(f"{dtype!r} is not a dtype: use a torch.dtype, or a name such as 'int4'")
+    return int(width[1])
+
+
+def tensor_bytes(tensor: torch.Tensor, dtype: DtypeLike | None = None) -> int:
+    """Bytes that a tensor takes, now or as another dtype; partial bytes are rounded up.
+
+    Args:
+        tensor: on any device; a subclass made of inner tensors (a quantized weight) is their sum.
+        dtype: the dtype in which it is to be held; by default its own.
+
+    Raises:
+        ModelError: it has no shape yet (the parameter of a lazy module).
+    """
+    own = tensor.dtype
+    if dtype is None or dtype is own:
+        parts = getattr(tensor, "__tensor_flatten__", None)
+        if parts is not None:
+            return sum(tensor_bytes(getattr(tensor, name)) for name in parts()[0])
+        if own not in _PACKED_BITS:
+            return _elements(tensor) * own.itemsize
+        dtype = own
+    return (_elements(tensor) * dtype_bits(dtype) + 7) // 8
+
+
+def dtype_after_load(
+    name: str,
+    tensor: torch.Tensor,
+    dtype: DtypeLike | None,
+    special_dtypes: Mapping[str, DtypeLike] | None = None,
+) -> DtypeLike:
+    """The dtype in which a weight is held once loaded.
+
+    Args:
+        name: its full name.
+        tensor: the weight.
+        dtype: what weights are cast to; only floating-point ones are.
+        special_dtypes: full names of weights to their own dtype, whatever theirs is.
+    """
+    if special_dtypes and name in special_dtypes:
+        return special_dtypes[name]
+    return dtype if dtype is not None and tensor.dtype.is_floating_point else tensor.dtype
+
+
+def tie_key(tensor: torch.Tensor) -> Hashable:
+    """Equal for two tensors that are one: the same object, or the same view of one storage.
+
+    Good on meta too, where storages hold nothing but are still told apart, and as long as both
+    tensors live. Views of different parts of a storage are not tied.
+    """
+    if hasattr(tensor, "__tensor_flatten__"):  # the outer storage means nothing
+        return id(tensor)
+    try:
+        storage = tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError, ValueError):  # opaque, sparse, not yet shaped
+        return id(tensor)
+    place = (tensor.storage_offset(), tensor.dtype, tensor.shape, tensor.stride())
+    return (storage._cdata, *place)
+
+
+def _elements(tensor: torch.Tensor) -> int:
+    if isinstance(tensor, (nn.UninitializedParameter, nn.UninitializedBuffer)):
+        raise ModelError(f"a {type(tensor).__name__} has no shape yet: run its lazy module once")
+    return tensor._nnz() if tensor.layout is torch.sparse_coo else tensor.numel()
+
+
+# ---------------------------------------------------------------------- modules
+
+
+def compute_module_sizes(
+    model: nn.Module,
+    dtype: DtypeLike | None = None,
+    special_dtypes: Mapping[str, DtypeLike] | None = None,
+    buffers_only: bool = False,
+) -> dict[str, int]:
+    """Bytes of every module, parameter and buffer of a model, by full name.
+
+    Args:
+        model: on any device, meta too.
+        dtype: what floating-point weights are cast to when loaded.
+        special_dtypes: full names of weights to their own dtype.
+        buffers_only: leave parameters out.
+
+    Returns:
+        Name to bytes; ``""`` is the whole. A tied weight counts once, under its first name; what
+        holds nothing is absent, and reads as 0.
+    """
+    sizes: dict[str, int] = defaultdict(int)
+    seen: set[Hashable] = set()
+    for name, slot in iter_slots(model):
+        tensor = slot.get()
+        if tensor is None or (buffers_only and not slot.is_buffer):
+            continue
+        key = tie_key(tensor)
+        if key in seen:
+            continue
+        seen.add(key)
+        size = tensor_bytes(tensor, dtype_after_load(name, tensor, dtype, special_dtypes))
+        sizes[""] += size
+        end = name.find(".")
+        while end != -1:
+            sizes[name[:end]] += size
+            end = name.find(".", end + 1)
+        sizes[name] += size
+    return sizes
+
+
+def get_max_layer_size(
+    modules: Sequence[tuple[str, nn.Module | torch.Tensor]],
+    module_sizes: Mapping[str, int],
+    no_split_module_classes: Collection[str],
+) -> tuple[int, list[str]]:
+    """Find the largest layer: a module without children, or of a class that must not be split.
+
+    Args:
+        modules: names with their modules (or parameters), such as ``list(model.named_children())``.
+        module_sizes: bytes by name, from `compute_module_sizes`.
+        no_split_module_classes: names of classes that are a layer whatever they hold.
+
+    Returns:
+        The largest layer's bytes, and the names of all layers that have so many.
+    """
+    largest, names = 0, []
+    stack = list(reversed(modules))
+    while stack:
+        name, module = stack.pop()
+        children = [] if isinstance(module, torch.Tensor) else list(module.named_children())
+        if children and type(module).__name__ not in no_split_module_classes:
+            own: list[tuple[str, Any]] = [*_own_tensors(module), *children]
+            stack += [(f"{name}.{n}" if name else n, m) for n, m in reversed(own)]
+            continue
+        size = module_sizes.get(name, 0)
+        if size > largest:
+            largest, names = size, [name]
+        elif size == largest:
+            names.append(name)
+    return largest, names
+
+
+def calculate_maximum_sizes(model: nn.Module) -> tuple[int, tuple[int, list[str]]]:
+    """Bytes of the whole model, and of its largest layer.
+
+    Returns:
+        ``(total, (largest, names of the layers that have so many))``. The model's own
+        ``_no_split_modules`` say what is one layer.
+    """
+    sizes = compute_module_sizes(model)
+    no_split = getattr(model, "_no_split_modules", None) or []
+    modules = [*_own_tensors(model), *model.named_children()]
+    return sizes[""], get_max_layer_size(modules, sizes, no_split)
+
+
+def _own_tensors(module: Any) -> Iterable[tuple[str, Any]]:
+    return ((name, slot.get()) for name, slot in iter_slots(module, recurse=False))
+
+
+# ---------------------------------------------------------------------- ties
+
+
+def find_tied_parameters(model: nn.Module) -> list[list[str]]:
+    """Find parameters and buffers that are one tensor under several names.
+
+    Two names are tied when they hold the same object or the same view of one storage; a module that
+    is registered twice ties all it holds. Works on meta.
+
+    Returns:
+        One list of names for each such tensor, in the model's order.
+    """
+    names: dict[Hashable, list[str]] = defaultdict(list)
+    for name, slot in iter_slots(model):
+        tensor = slot.get()
+        if tensor is not None:
+            names[tie_key(tensor)].append(name)
+    return [group for group in names.values() if len(group) > 1]
+
+
+def retie_parameters(model: nn.Module, tied_params: Iterable[Sequence[str]]) -> None:
+    """Make tied names hold one tensor again, where the tie was broken.
+
+    Args:
+        model: the model that holds them all.
+        tied_params: groups of names, as from `find_tied_parameters`. The first of a group that
+            holds data (is not on meta) is kept; a group wholly on meta is tied there.
+
+    Raises:
+        ModelError: the model has no such name.
+    """
+    for group in tied_params:
+        slots = [find_slot(model, name) for name in group]
+        tensors = [tensor for slot in slots if (tensor := slot.get()) is not None]
+        kept = next((t for t in tensors if not t.is_meta), tensors[0] if tensors else None)
+        for slot in slots:
+            slot.put(kept)
