@@ -1,0 +1,334 @@
+"""Files as memory: one private mapping a file, and tensors that are views of it.
+
+A view costs no read and no copy; its pages come in from the file when they are used, and the system
+may drop them again while they are unchanged. Writing to a view changes this process's memory and
+never the file.
+
+Every view is a tensor with a storage of its own, no larger than itself. So saving, copying or
+pickling one of them takes its bytes alone, not the file's.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import math
+import mmap
+import os
+import platform
+import stat
+import sys
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+
+from anydevice.errors import CheckpointNotFoundError, CorruptCheckpointError
+
+__all__ = ["FileIdentity", "FileSlice", "MappedFile", "backing_of", "is_unwritten", "map_file"]
+
+_PAGE: Final = mmap.PAGESIZE
+
+
+@dataclasses.dataclass(frozen=True)
+class FileIdentity:
+    """What tells a file from another, or from its own later self.
+
+    Attributes:
+        size: in bytes.
+        mtime_ns: when it was last written.
+        device: number of the file system.
+        inode: number of the file in it.
+    """
+
+    size: int
+    mtime_ns: int
+    device: int
+    inode: int
+
+    @classmethod
+    def of(cls, path: str | os.PathLike[str]) -> FileIdentity:
+        """Ask the file system.
+
+        Raises:
+            CheckpointNotFoundError: no such file, or it cannot be reached.
+            CorruptCheckpointError: it is not a regular file.
+        """
+        try:
+            found = os.stat(path)
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise CheckpointNotFoundError(f"cannot open {os.fspath(path)}: {reason}") from None
+        return cls._from_stat(found, path)
+
+    @classmethod
+    def _from_stat(cls, found: os.stat_result, path: str | os.PathLike[str]) -> FileIdentity:
+        if not stat.S_ISREG(found.st_mode):
+            kind = "a folder" if stat.S_ISDIR(found.st_mode) else "not a regular file"
+            raise CorruptCheckpointError(f"{os.fspath(path)} is {kind}, where a file should be")
+        return cls(found.st_size, found.st_mtime_ns, found.st_dev, found.st_ino)
+
+
+@dataclasses.dataclass(frozen=True)
+class FileSlice:
+    """Where in a file a tensor's bytes are.
+
+    Attributes:
+        path: absolute.
+        offset: of its first byte.
+        nbytes: how many there are.
+    """
+
+    path: str
+    offset: int
+    nbytes: int
+
+
+class _Mapping(mmap.mmap):
+    """The mapping itself; it lives as long as any tensor that views it, and is never closed."""
+
+    path: str
+    identity: FileIdentity
+    base: int
+
+
+class MappedFile:
+    """A file that is mapped into memory. Made by `map_file`.
+
+    Attributes:
+        path: absolute.
+        identity: of the file when it was mapped.
+    """
+
+    def __init__(self, path: str, identity: FileIdentity, mapping: _Mapping | None) -> None:
+        self.path: Final = path
+        self.identity: Final = identity
+        self._mapping = mapping  # None for an empty file, which cannot be mapped
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the file."""
+        return self.identity.size
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """Copy bytes out; fewer where the file ends."""
+        return b"" if self._mapping is None else self._mapping[offset : offset + nbytes]
+
+    def tensor(self, offset: int, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
+        """A tensor that views the file's bytes from ``offset`` on; no byte is read yet.
+
+        Where ``offset`` is no multiple of the dtype's size the hardware could not read it in place:
+        that tensor alone is a copy.
+
+        Raises:
+            CorruptCheckpointError: the file has not so many bytes.
+        """
+        count = math.prod(shape)
+        nbytes = count * dtype.itemsize
+        if offset < 0 or offset + nbytes > self.nbytes:
+            raise CorruptCheckpointError(
+                f"{self.path} has {self.nbytes} bytes; a tensor was said to be at {offset} to "
+                f"{offset + nbytes}. The file is damaged or cut short: fetch it again."
+            )
+        if count == 0 or self._mapping is None:
+            return torch.empty(tuple(shape), dtype=dtype)
+        if offset % dtype.itemsize:
+            flat = torch.frombuffer(self._mapping, dtype=torch.uint8, count=nbytes, offset=offset)
+            return flat.clone().view(dtype).view(tuple(shape))
+        flat = torch.frombuffer(self._mapping, dtype=dtype, count=count, offset=offset)
+        return flat.view(tuple(shape))
+
+    def check(self) -> None:
+        """Make sure that the file is still the one that was mapped.
+
+        Raises:
+            CheckpointNotFoundError: it is gone.
+            CorruptCheckpointError: its size or time of writing has changed.
+        """
+        now = FileIdentity.of(self.path)
+        if (now.size, now.mtime_ns) != (self.identity.size, self.identity.mtime_ns):
+            raise CorruptCheckpointError(
+                f"{self.path} has changed since it was opened ({self.identity.size} bytes then, "
+                f"{now.size} now): its weights can no longer be trusted. Load the model again."
+            )
+
+    def will_need(self, offset: int, nbytes: int) -> None:
+        """Tell the system that these bytes are about to be used, so that it reads ahead."""
+        if self._mapping is None or not hasattr(self._mapping, "madvise"):
+            return
+        start = offset // _PAGE * _PAGE
+        self._mapping.madvise(mmap.MADV_WILLNEED, start, min(offset + nbytes, self.nbytes) - start)
+
+    def touch(self, offset: int, nbytes: int) -> None:
+        """Bring these bytes into memory now."""
+        if self._mapping is None or nbytes <= 0:
+            return
+        self.will_need(offset, nbytes)
+        data = torch.frombuffer(self._mapping, dtype=torch.uint8, count=nbytes, offset=offset)
+        data[::_PAGE].sum()
+
+
+# ---------------------------------------------------------------------- making and finding mappings
+
+#: Live mappings by their file and its state, so that a file is mapped once.
+_mappings: weakref.WeakValueDictionary[FileIdentity, _Mapping] = weakref.WeakValueDictionary()
+#: The same by their address, sorted; dead ones are dropped when the table is next read.
+_by_address: list[tuple[int, weakref.ref[_Mapping]]] = []
+_lock = threading.RLock()
+
+
+def _renew_lock() -> None:
+    """After a fork: the child must not inherit a lock that another thread held."""
+    global _lock
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
+
+
+def map_file(path: str | os.PathLike[str]) -> MappedFile:
+    """Map a file, or find the mapping that some live tensor already views.
+
+    A file that has changed since (size, time of writing, inode) is mapped anew; tensors of its
+    former self keep theirs.
+
+    Raises:
+        CheckpointNotFoundError: it cannot be opened.
+        CorruptCheckpointError: it is not a regular file.
+    """
+    full = os.path.abspath(os.fspath(path))
+    with _lock:
+        identity = FileIdentity.of(full)
+        known = _mappings.get(identity)
+        if known is None:
+            identity, known = _map(full)
+            if known is not None:
+                _mappings[identity] = known
+                bisect.insort(_by_address, (known.base, weakref.ref(known)), key=lambda e: e[0])
+    return MappedFile(full, identity, known)
+
+
+def _map(path: str) -> tuple[FileIdentity, _Mapping | None]:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+    except OSError as error:
+        raise CheckpointNotFoundError(f"cannot open {path}: {error.strerror}") from None
+    try:
+        identity = FileIdentity._from_stat(os.fstat(descriptor), path)
+        if identity.size == 0:
+            return identity, None
+        mapping = _Mapping(descriptor, 0, **_private())
+    except OSError as error:
+        raise CheckpointNotFoundError(f"cannot map {path} into memory: {error}") from None
+    finally:
+        os.close(descriptor)
+    mapping.path, mapping.identity = path, identity
+    mapping.base = torch.frombuffer(mapping, dtype=torch.uint8, count=1).data_ptr()
+    return identity, mapping
+
+
+def _private() -> dict[str, Any]:
+    """Arguments for a mapping whose writes stay in this process."""
+    if sys.platform == "win32":
+        return {"access": mmap.ACCESS_COPY}
+    # Without MAP_NORESERVE, Linux refuses to map a file that is larger than the memory, since each
+    # of its pages might be written to.
+    reserve = getattr(mmap, "MAP_NORESERVE", 0)
+    if not reserve and sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64"):
+        reserve = 0x4000  # Python names it only from 3.13 on
+    keywords: dict[str, Any] = {
+        "flags": mmap.MAP_PRIVATE | reserve,
+        "prot": mmap.PROT_READ | mmap.PROT_WRITE,
+    }
+    if sys.version_info >= (3, 13):
+        keywords["trackfd"] = False  # hundreds of shards must not hold hundreds of descriptors
+    return keywords
+
+
+def backing_of(tensor: torch.Tensor) -> FileSlice | None:
+    """Where in a mapped file a host tensor's bytes came from; None when it is no view of one.
+
+    The tensor may have been written to since, which the file does not know: see `is_unwritten`.
+    """
+    found = _mapping_of(tensor)
+    if found is None:
+        return None
+    mapping, offset = found
+    return FileSlice(mapping.path, offset, tensor.nbytes)
+
+
+def is_unwritten(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a view of a mapped file, and still has the bytes that are in the file.
+
+    On Linux only the pages that this process has written to are compared with the file; elsewhere
+    all of them.
+    """
+    found = _mapping_of(tensor)
+    if found is None:
+        return False
+    mapping, offset = found
+    try:
+        if FileIdentity.of(mapping.path) != mapping.identity:
+            return False
+        with open(mapping.path, "rb") as file:
+            for start, nbytes in _written_ranges(mapping, offset, tensor.nbytes):
+                file.seek(start)
+                if file.read(nbytes) != mapping[start : start + nbytes]:
+                    return False
+    except (OSError, CheckpointNotFoundError, CorruptCheckpointError):
+        return False
+    return True
+
+
+def _mapping_of(tensor: torch.Tensor) -> tuple[_Mapping, int] | None:
+    """The mapping that a tensor views, and the tensor's offset in the file."""
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) and hasattr(
+        tensor, "__tensor_flatten__"
+    ):
+        return None
+    if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+        return None
+    if not tensor.is_contiguous() or tensor.numel() == 0:
+        return None
+    address = tensor.data_ptr()
+    with _lock:
+        at = bisect.bisect_right(_by_address, address, key=lambda e: e[0]) - 1
+        while at >= 0:
+            base, reference = _by_address[at]
+            mapping = reference()
+            if mapping is not None:
+                inside = address + tensor.nbytes <= base + mapping.identity.size
+                return (mapping, address - base) if inside else None
+            del _by_address[at]
+            at -= 1
+    return None
+
+
+def _written_ranges(mapping: _Mapping, offset: int, nbytes: int) -> list[tuple[int, int]]:
+    """Offset and length of what may differ from the file, at most 16 MiB each."""
+    end, step = offset + nbytes, 16 << 20
+    whole = [(at, min(step, end - at)) for at in range(offset, end, step)]
+    first = offset // _PAGE
+    last = (end - 1) // _PAGE
+    try:
+        with open("/proc/self/pagemap", "rb", buffering=0) as file:
+            file.seek((mapping.base // _PAGE + first) * 8)
+            raw = file.read((last - first + 1) * 8)
+    except OSError:
+        return whole
+    if len(raw) != (last - first + 1) * 8:
+        return whole
+    # One 64-bit word a page. Bit 61: the file's own page; 62: swapped out; 63: present. A page
+    # that was written to is present or swapped out, and no longer the file's.
+    words = torch.frombuffer(bytearray(raw), dtype=torch.int64)
+    own = (words >> 61) & 1
+    used = ((words >> 62) & 1) | ((words >> 63) & 1)
+    written = ((used == 1) & (own == 0)).nonzero().flatten().tolist()
+    return [
+        (start, min((first + page + 1) * _PAGE, end) - start)
+        for page in written
+        if (start := max((first + page) * _PAGE, offset)) < end
+    ]
