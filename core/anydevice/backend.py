@@ -268,7 +268,7 @@ class DeviceBackend:
         self.module.manual_seed_all(seed)
 
     def rng_state(self, index: int) -> torch.Tensor:
-        """The state of device ``index``'s generator, uint8 on the host. Capability ``device_rng``."""
+        """The state of device ``index``'s generator, as uint8 on the host. Capability as above."""
         state: torch.Tensor = self.module.get_rng_state(self.device(index))
         return state
 
@@ -340,7 +340,8 @@ class DeviceBackend:
                 failures.append(f"{_name(owner)}.{attribute}: {error!s:.120}")
         raise NotImplementedError(
             f"device {self.device_type}:{index} does not answer {name} ({'; '.join(failures)}). "
-            f"Give its budget yourself, such as max_memory={{'{self.device_type}:{index}': '8GiB'}}."
+            "Give its budget yourself, such as "
+            f"max_memory={{'{self.device_type}:{index}': '8GiB'}}."
         )
 
 

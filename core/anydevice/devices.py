@@ -7,6 +7,7 @@ package is loaded, and since a plan may be made for a machine that is not this o
 from __future__ import annotations
 
 import dataclasses
+import numbers
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -61,22 +62,20 @@ def parse_device(spelling: DeviceLike) -> Device:
     """Read any spelling of a device. It need not be on this machine.
 
     Args:
-        spelling: an index (of this machine's first accelerator type), ``"0"``, ``"foo"`` (its device
-            0), ``"foo:1"``, a `torch.device`, ``"cpu"``, ``"disk"`` or ``"meta"``.
+        spelling: an index (of this machine's first accelerator type), ``"0"``, ``"foo"`` (its
+            device 0), ``"foo:1"``, a `torch.device`, ``"cpu"``, ``"disk"`` or ``"meta"``.
 
     Raises:
         UnknownDeviceError: it is none of those, or no plugin and not torch knows the type.
     """
-    if isinstance(spelling, Device):
-        return spelling
-    if isinstance(spelling, torch.device):
+    if isinstance(spelling, (Device, torch.device)):
         return _make(spelling.type, spelling.index)
-    if isinstance(spelling, int) and not isinstance(spelling, bool):
-        return _from_index(spelling)
+    if _is_integer(spelling):
+        return _from_index(int(spelling))
     if not isinstance(spelling, str):
         raise UnknownDeviceError(
-            f"{spelling!r} ({type(spelling).__name__}) is not a device. Use an index, a string such "
-            "as 'cpu', 'disk' or 'foo:0', or a torch.device."
+            f"{spelling!r} ({type(spelling).__name__}) is not a device. Use an index, a string "
+            "such as 'cpu', 'disk' or 'foo:0', or a torch.device."
         )
     text = spelling.strip()
     if text.isdecimal():
@@ -127,6 +126,11 @@ def same_devices(mapping: Mapping[Any, V], what: str) -> dict[Device, V]:
 def first_accelerator(devices: Iterable[Device]) -> Device | None:
     """The first of ``devices`` that is an accelerator."""
     return next((device for device in devices if device.is_accelerator), None)
+
+
+def _is_integer(value: Any) -> bool:
+    """Python's integers and numpy's, but not True and False."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
 def _from_index(index: int) -> Device:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import os
+import re
 import threading
 import warnings
 from collections.abc import Iterable, Sequence
@@ -31,6 +32,8 @@ __all__ = ["BackendRecord", "available_devices", "get_backend", "list_backends",
 
 HOST: Final = "cpu"
 ENVIRONMENT_VARIABLE: Final = "ANYDEVICE_BACKENDS"
+#: Places in a device map that no backend can claim.
+_NO_DEVICES: Final = frozenset({"disk", "meta"})
 Status = Literal["available", "unavailable", "broken", "duplicate", "excluded"]
 
 
@@ -282,12 +285,14 @@ def _load(
         return [_excluded(base)]
     try:
         backends = _ask(manager, point)
-    except Exception as error:  # noqa: BLE001 - a broken plugin is listed, never raised
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a broken plugin is listed, never raised
         if not selection.allows(point.name):
             return [_excluded(base)]
         return [
             dataclasses.replace(base, status="broken", reason=f"{type(error).__name__}: {error}")
         ]
+    if not backends:
+        return [dataclasses.replace(base, reason="it offers no backend on this machine")]
     records = []
     for backend in backends:
         record = dataclasses.replace(base, device_type=backend.device_type, backend=backend)
@@ -307,10 +312,10 @@ def _ask(
         "anydevice_backends", [p for p in manager.get_plugins() if p is not plugin]
     )
     answers = caller()
-    if not answers:
+    if not manager.get_hookcallers(plugin):
         raise BackendError(f"{point.value} has no @hookimpl function named anydevice_backends")
-    (backends,) = answers
-    if isinstance(backends, DeviceBackend) or not isinstance(backends, (list, tuple)):
+    (backends,) = answers or [None]
+    if not isinstance(backends, (list, tuple)):
         raise BackendError(
             f"anydevice_backends() returned {type(backends).__name__}, not a list of DeviceBackend"
         )
@@ -323,7 +328,7 @@ def _check(backend: object) -> None:
     if not isinstance(backend, DeviceBackend):
         raise BackendError(f"{backend!r} is not an instance of anydevice.backend.DeviceBackend")
     kind = getattr(backend, "device_type", None)
-    if not isinstance(kind, str) or not kind.isidentifier():
+    if not isinstance(kind, str) or not kind.isidentifier() or kind in _NO_DEVICES:
         raise BackendError(f"device_type is {kind!r}, not a torch device type such as 'foo'")
     if not isinstance(backend.capabilities, Capabilities):
         raise BackendError(f"capabilities of {kind!r} is not a Capabilities object")
@@ -340,6 +345,11 @@ def _excluded(record: BackendRecord) -> BackendRecord:
     )
 
 
+def _normal(distribution: str) -> str:
+    """A distribution's name as packaging compares it: ``anydevice_foo`` is ``Anydevice-Foo``."""
+    return re.sub(r"[-_.]+", "-", distribution).lower()
+
+
 def _mark_duplicates(records: list[BackendRecord], selection: _Selection) -> None:
     by_type: dict[str, list[BackendRecord]] = {}
     for record in records:
@@ -348,7 +358,8 @@ def _mark_duplicates(records: list[BackendRecord], selection: _Selection) -> Non
     for kind, claims in by_type.items():
         if len(claims) == 1:
             continue
-        picked = [r for r in claims if r.distribution == selection.picks.get(kind)]
+        pick = _normal(selection.picks.get(kind, ""))
+        picked = [r for r in claims if _normal(r.distribution) == pick]
         reason = (
             f"device type {kind!r} is claimed by {' and '.join(r.package for r in claims)}; "
             f"uninstall one, or pick one: {ENVIRONMENT_VARIABLE}={kind}@{claims[0].distribution}"
