@@ -150,6 +150,10 @@ class DeviceBackend:
         name = getattr(self.module, "get_device_name", None)
         return str(name(index)) if name is not None else f"{self.device_type}:{index}"
 
+    def driver_version(self) -> str:
+        """Version of the driver or runtime, for reports; empty when it cannot be told."""
+        return ""
+
     # ------------------------------------------------------------------ memory
 
     def memory_info(self, index: int) -> MemoryInfo:
