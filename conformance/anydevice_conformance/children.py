@@ -1,0 +1,196 @@
+"""What a check does in another process: ``python -m anydevice_conformance.children TASK TYPE [JSON]``.
+
+The child prints one line of JSON. It sees the same environment, so the same drivers, simulator and
+plugins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+__all__ = ["MUTANT_VARIABLE", "ask", "holding", "start"]
+
+#: Names a broken backend to put in place before anything else; see `anydevice_conformance.mutants`.
+MUTANT_VARIABLE: Final = "ANYDEVICE_CONFORMANCE_MUTANT"
+_LIMIT: Final = 120
+
+
+# ---------------------------------------------------------------------- in the parent
+
+
+def start(task: str, device_type: str, environment: dict[str, str] | None = None, **args: Any) -> Any:
+    """Start a child; returns its `subprocess.Popen`."""
+    return subprocess.Popen(
+        [sys.executable, "-m", __name__, task, device_type, json.dumps(args)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **(environment or {})},
+    )
+
+
+def ask(
+    task: str, device_type: str, environment: dict[str, str] | None = None, **args: Any
+) -> dict[str, Any]:
+    """Run a task in a child and return what it says.
+
+    Raises:
+        AssertionError: the child died, hung or raised; with its last words.
+    """
+    return answer_of(start(task, device_type, environment, **args))
+
+
+def answer_of(process: Any, limit: float = _LIMIT) -> dict[str, Any]:
+    """Wait for a child and read its answer.
+
+    Raises:
+        AssertionError: as `ask`.
+    """
+    try:
+        out, err = process.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, err = process.communicate()
+        raise AssertionError(f"a child process hung for {limit} s: {err[-800:]}") from None
+    lines = [line for line in out.splitlines() if line.startswith("{")]
+    if process.returncode != 0 or not lines:
+        raise AssertionError(f"a child process ended with code {process.returncode}: {err[-1500:]}")
+    answer: dict[str, Any] = json.loads(lines[-1])
+    return answer
+
+
+@contextlib.contextmanager
+def holding(device_type: str, index: int, size: int) -> Iterator[dict[str, Any]]:
+    """While the context lasts, another process holds ``size`` bytes of a device."""
+    process = start("hold", device_type, index=index, size=size)
+    try:
+        line = process.stdout.readline()
+        if not line.startswith("{"):
+            process.kill()
+            raise AssertionError(f"a process that allocates died: {process.stderr.read()[-1500:]}")
+        yield json.loads(line)
+    finally:
+        with contextlib.suppress(subprocess.TimeoutExpired, ValueError):
+            process.communicate("done\n", timeout=20)
+        process.kill()
+        process.wait()
+
+
+# ---------------------------------------------------------------------- in the child
+
+
+def count(device_type: str) -> dict[str, Any]:
+    """What presence looks like here; an exception is part of the answer."""
+    from anydevice import registry
+
+    backend = registry.get_backend(device_type)
+    found: dict[str, Any] = {}
+    for name in ("is_available", "device_count"):
+        try:
+            found[name] = getattr(backend, name)()
+        except Exception as error:  # noqa: BLE001 - reported
+            found[name] = f"{type(error).__name__}: {error}"
+    return found
+
+
+def fork_after_count(device_type: str) -> dict[str, Any]:
+    """Ask for presence only, then use the device in a forked child."""
+    from anydevice import registry
+
+    backend = registry.get_backend(device_type)
+    for _ in range(2):
+        backend.is_available()
+        backend.device_count()
+    return _use_in_fork(device_type)
+
+
+def fork_after_discovery(device_type: str) -> dict[str, Any]:
+    """Ask the registry only, then use the device in a forked child."""
+    import anydevice
+
+    anydevice.list_backends()
+    anydevice.available_devices()
+    return _use_in_fork(device_type)
+
+
+def _use_in_fork(device_type: str) -> dict[str, Any]:
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            code = 0 if _uses_device(device_type) else 2
+        except BaseException:  # noqa: BLE001 - the child must not return to its parent's code
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return {"code": os.waitstatus_to_exitcode(status)}
+        time.sleep(0.02)
+    os.kill(pid, 9)
+    os.waitpid(pid, 0)
+    return {"code": "hung"}
+
+
+def _uses_device(device_type: str) -> bool:
+    import torch
+    from anydevice import registry
+
+    backend = registry.get_backend(device_type)
+    there = torch.device("cpu") if device_type == "cpu" else torch.device(device_type, 0)
+    values = torch.arange(8.0)
+    result = backend.move(backend.move(values, there) + 1, torch.device("cpu"))
+    return torch.equal(result, values + 1)
+
+
+def hold(device_type: str, index: int, size: int) -> dict[str, Any]:
+    """Hold memory of a device until a line comes in."""
+    import torch
+    from anydevice import registry
+
+    backend = registry.get_backend(device_type)
+    there = torch.device("cpu") if device_type == "cpu" else torch.device(device_type, index)
+    held = torch.ones(size, dtype=torch.uint8, device=there)
+    backend.synchronize(index)
+    print(json.dumps({"held": held.nbytes}), flush=True)
+    sys.stdin.readline()
+    return {"held": held.nbytes}
+
+
+def collective(device_type: str, rank: int, world: int, store: str, index: int) -> dict[str, Any]:
+    """One rank of the checks of collectives."""
+    from anydevice_conformance.ranks import run_rank
+
+    return run_rank(device_type, rank, world, store, index)
+
+
+_TASKS: Final[dict[str, Callable[..., dict[str, Any]]]] = {
+    f.__name__: f for f in (count, fork_after_count, fork_after_discovery, hold, collective)
+}
+
+
+def main() -> None:
+    """Run the task that the command line names."""
+    task, device_type, args = sys.argv[1:4]
+    mutant = os.environ.get(MUTANT_VARIABLE)
+    if mutant:
+        from anydevice_conformance.mutants import install
+
+        install(mutant)
+    print(json.dumps(_TASKS[task](device_type, **json.loads(args))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""Seeing memory come and go on a machine where others use it too.
+
+A device may count in large steps, and on a shared machine numbers move by themselves. So an
+observation is tried with growing sizes, each twice: a right backend passes one of them soon, a wrong
+one fails them all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import psutil
+import torch
+
+from anydevice_conformance.outcomes import left_out
+from anydevice_conformance.subject import Subject
+
+__all__ = ["Change", "looks_like_host_memory", "observe", "reserved", "sizes"]
+
+_SMALLEST: Final = 64 * 1024
+_TRIES: Final = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """A number before, during and after the life of a tensor of ``size`` bytes."""
+
+    size: int
+    before: int
+    during: int
+    after: int
+
+    @property
+    def slack(self) -> int:
+        """What it may be off by."""
+        return self.size // 4
+
+    @property
+    def came(self) -> int:
+        """By how much it rose when the tensor came."""
+        return self.during - self.before
+
+    @property
+    def left_over(self) -> int:
+        """By how much it is higher after than before."""
+        return self.after - self.before
+
+
+def sizes(subject: Subject, index: int) -> Iterator[int]:
+    """Sizes of tensors to try, each twice the one before."""
+    free = subject.memory(index).free
+    limit = min(free // 2, psutil.virtual_memory().available // 4, 1 << 31)
+    size = max(_SMALLEST, min(free // 16, 64 << 20))
+    while size <= limit:
+        yield size
+        size *= 2
+
+
+def observe(
+    subject: Subject,
+    index: int,
+    read: Callable[[], int],
+    judge: Callable[[Change], str | None],
+    between: Callable[[], object] = gc.collect,
+) -> None:
+    """Make and delete a tensor on device ``index`` and judge what a number did.
+
+    Args:
+        subject: the backend.
+        index: the device.
+        read: gives the number.
+        judge: None when the change is right, else what is wrong with it.
+        between: called after the tensor is gone, before the number is read.
+
+    Raises:
+        AssertionError: no try was right; with the last one's fault.
+    """
+    fault: str | None = "too little free memory to see anything"
+    for size in sizes(subject, index):
+        for _ in range(_TRIES):
+            before = read()
+            tensor = filled(subject, index, size)
+            during = read()
+            del tensor
+            subject.backend.synchronize(index)
+            between()
+            change = Change(size, before, during, read())
+            fault = judge(change)
+            if fault is None:
+                return
+            fault += f" ({change})"
+    raise AssertionError(f"device {index}: {fault}")
+
+
+def filled(subject: Subject, index: int, size: int) -> torch.Tensor:
+    """A tensor of ``size`` bytes that is really there: written to, and waited for."""
+    tensor = torch.ones(size, dtype=torch.uint8, device=subject.device(index))
+    subject.backend.synchronize(index)
+    return tensor
+
+
+def reserved(subject: Subject, index: int) -> int:
+    """Bytes that the process's allocator holds; ends the check where the device does not say."""
+    owners: tuple[Any, ...] = (subject.backend.module, torch.accelerator)
+    for owner in owners:
+        function = getattr(owner, "memory_reserved", None)
+        if function is not None:
+            try:
+                return int(function(index))
+            except Exception:  # noqa: BLE001 - it does not say: ask the next
+                continue
+    left_out("the device does not say what its allocator has reserved")
+
+
+def looks_like_host_memory(subject: Subject, index: int) -> bool:
+    """Whether filling the device could take the memory of this machine."""
+    if subject.is_host or subject.capabilities.unified_memory:
+        return True
+    total, host = subject.memory(index).total, psutil.virtual_memory().total
+    return 0.25 * host < total < 1.05 * host

@@ -1,0 +1,45 @@
+"""The pytest plugin: options, and nothing else until ``--anydevice-backend`` is given.
+
+It is loaded in every pytest run of everyone who has anydevice installed, so it imports nothing here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pytest
+
+_MARKS_MODULE = "anydevice_conformance.marks"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the suite's options."""
+    group = parser.getgroup("anydevice", "conformance of an anydevice backend")
+    group.addoption(
+        "--anydevice-backend",
+        metavar="TYPE",
+        help="check the backend of this device type: "
+        "pytest --pyargs anydevice_conformance --anydevice-backend TYPE",
+    )
+    group.addoption(
+        "--anydevice-quick", action="store_true", help="leave out slow checks (gives no certificate)"
+    )
+    group.addoption("--anydevice-output", metavar="DIR", help="write the report here")
+    group.addoption(
+        "--anydevice-known-failures", metavar="FILE", help="JSON file of failures that are known"
+    )
+    group.addoption("--anydevice-journal", metavar="FILE", help="append each result here, as JSON")
+    group.addoption(
+        "--anydevice-assume",
+        metavar="CAPABILITIES",
+        help="check these capabilities (comma-separated) though they are not claimed",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Start the session plugin, if a backend was named."""
+    if config.getoption("--anydevice-backend"):
+        from anydevice_conformance import session
+
+        session.configure(config)

@@ -1,0 +1,160 @@
+"""Running the suite in a process of its own, so that a crash or a hang is one failed check."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from anydevice_conformance.catalogue import SUITE_FOLDER
+from anydevice_conformance.journal import Journal
+
+__all__ = ["probe", "run_suite"]
+
+Event = dict[str, Any]
+#: How many checks may take the process with them before the run is given up.
+_MOST_CRASHES: Final = 10
+_INI: Final = Path(__file__).with_name("certify.ini")
+#: What of pytest's own environment would change the suite.
+_FOREIGN: Final = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS")
+
+
+def run_suite(
+    device_type: str,
+    folder: Path,
+    *,
+    quick: bool = False,
+    assume: Sequence[str] = (),
+    on_result: Callable[[Event], object] = lambda event: None,
+) -> list[Event]:
+    """Run all checks of a backend; returns the journal's events.
+
+    Args:
+        device_type: whose backend.
+        folder: where the journal and pytest's output are written.
+        quick: leave out slow checks.
+        assume: only the checks of these capabilities, which are not claimed.
+        on_result: called with each result as it comes.
+    """
+    name = "probe" if assume else "run"
+    journal, log = folder / f"{name}.journal", folder / f"{name}.log"
+    for file in (journal, log):
+        file.unlink(missing_ok=True)
+    arguments = [f"--anydevice-backend={device_type}", f"--anydevice-journal={journal}"]
+    if quick:
+        arguments.append("--anydevice-quick")
+    if assume:
+        arguments.append(f"--anydevice-assume={','.join(assume)}")
+    for _ in range(_MOST_CRASHES):
+        code = _run_once(arguments, journal, log, on_result)
+        events = Journal.read(journal)
+        if any(event["event"] == "finish" for event in events):
+            return events
+        victim = _unfinished(events)
+        if victim is None:
+            raise RuntimeError(f"pytest ended with code {code} before any check:\n{_tail(log)}")
+        crash = {
+            "check": victim["check"],
+            "case": victim["case"],
+            "needs": victim["needs"],
+            "status": "failed",
+            "message": f"{_cause(code)}, and took the process with it:\n{_tail(log)}",
+            "seconds": 0.0,
+        }
+        Journal(journal).write("result", **crash)
+        on_result({"event": "result", **crash})
+    return Journal.read(journal)
+
+
+def probe(device_type: str, capabilities: Sequence[str], folder: Path) -> dict[str, bool | None]:
+    """Find out which unclaimed capabilities work.
+
+    Returns:
+        A capability to True when all its checks passed, False when one failed, None when none ran.
+    """
+    if not capabilities:
+        return {}
+    try:
+        events = run_suite(device_type, folder, quick=True, assume=capabilities)
+    except RuntimeError:
+        return dict.fromkeys(capabilities)
+    found: dict[str, bool | None] = {}
+    for capability in capabilities:
+        statuses = [
+            event["status"]
+            for event in events
+            if event["event"] == "result"
+            # a check of two unclaimed capabilities says nothing of either
+            and set(event["needs"]) & set(capabilities) == {capability}
+        ]
+        if "failed" in statuses or "error" in statuses:
+            found[capability] = False
+        else:
+            found[capability] = True if "passed" in statuses else None
+    return found
+
+
+def pytest_arguments() -> list[str]:
+    """What keeps the surroundings' pytest settings out."""
+    return [
+        str(SUITE_FOLDER),
+        f"-c{_INI}",
+        f"--rootdir={SUITE_FOLDER}",
+        f"--confcutdir={SUITE_FOLDER}",
+        "-pno:cacheprovider",
+    ]
+
+
+def _run_once(
+    arguments: list[str], journal: Path, log: Path, on_result: Callable[[Event], object]
+) -> int:
+    command = [sys.executable, "-m", "pytest", "-panydevice_conformance.pytest_plugin"]
+    environment = {k: v for k, v in os.environ.items() if k not in _FOREIGN}
+    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    seen = len(Journal.read(journal))
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            [*command, *pytest_arguments(), *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+        )
+        try:
+            while process.poll() is None:
+                time.sleep(0.1)
+                seen = _tell(journal, seen, on_result)
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+    _tell(journal, seen, on_result)
+    return process.returncode
+
+
+def _tell(journal: Path, seen: int, on_result: Callable[[Event], object]) -> int:
+    events = Journal.read(journal)
+    for event in events[seen:]:
+        if event["event"] == "result":
+            on_result(event)
+    return len(events)
+
+
+def _unfinished(events: list[Event]) -> Event | None:
+    started = [event for event in events if event["event"] in ("start", "result")]
+    return started[-1] if started and started[-1]["event"] == "start" else None
+
+
+def _cause(code: int) -> str:
+    if code < 0:
+        return f"it crashed ({signal.Signals(-code).name})"
+    return "it hung or ended the process"
+
+
+def _tail(log: Path) -> str:
+    return log.read_text(encoding="utf-8", errors="replace")[-1500:]

@@ -1,0 +1,264 @@
+"""A run of the suite, seen from inside pytest: what each check ended as, and what was tampered with."""
+
+from __future__ import annotations
+
+import faulthandler
+import re
+import sys
+import time
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from anydevice import registry
+from anydevice.errors import AnyDeviceError
+
+from anydevice_conformance import marks, stamps
+from anydevice_conformance.journal import Journal
+from anydevice_conformance.outcomes import NoHardware, NotClaimed, _Outcome, left_out
+from anydevice_conformance.statuses import Status
+from anydevice_conformance.subject import Subject
+
+__all__ = ["Session", "check_name", "configure", "subject_of"]
+
+_CHECK: Final = re.compile(r"test_([A-Z]{3})_(\d{3})(?:_|$)")
+_SUITE: Final = Path(__file__).parent
+_OWN_FIXTURES: Final = ("subject", "backend", "index", "pair")
+_PLUGIN_NAME: Final = "anydevice-conformance-session"
+#: Seconds after which one check is taken to hang; the process then ends with all stacks printed.
+CHECK_LIMIT: Final = 300
+#: What a broken suite raises, and a broken backend does not.
+_OUR_FAULTS: Final = (NameError, ImportError, SyntaxError)
+
+
+def configure(config: pytest.Config) -> None:
+    """Add the session plugin to a pytest run.
+
+    Raises:
+        pytest.UsageError: the backend cannot be had.
+    """
+    for line in marks.LINES:
+        config.addinivalue_line("markers", line)
+    if config.pluginmanager.has_plugin(_PLUGIN_NAME):  # a caller brought its own
+        return
+    session = Session(
+        find_subject(
+            config.getoption("--anydevice-backend"),
+            quick=config.getoption("--anydevice-quick"),
+            assumed=(config.getoption("--anydevice-assume") or "").split(","),
+        ),
+        Journal(_path(config.getoption("--anydevice-journal"))),
+        watchdog=True,
+    )
+    config.pluginmanager.register(session, _PLUGIN_NAME)
+    output = config.getoption("--anydevice-output")
+    known = config.getoption("--anydevice-known-failures")
+    if output or known or not config.getoption("--anydevice-journal"):
+        from anydevice_conformance.certify import Reporter
+
+        config.pluginmanager.register(Reporter(session, _path(output), _path(known)))
+
+
+def find_subject(
+    device_type: str, *, quick: bool = False, assumed: Sequence[str] = ()
+) -> Subject:
+    """The backend of a device type.
+
+    Raises:
+        pytest.UsageError: there is none that can be used.
+    """
+    try:
+        backend = registry.get_backend(device_type)
+    except AnyDeviceError as error:
+        raise pytest.UsageError(f"--anydevice-backend {device_type}: {error}") from error
+    (record,) = [r for r in registry.list_backends() if r.backend is backend]
+    return Subject(record, backend, quick, frozenset(a for a in assumed if a))
+
+
+def subject_of(config: pytest.Config) -> Subject | None:
+    """The subject of a run; None when no backend was named."""
+    session = config.pluginmanager.get_plugin(_PLUGIN_NAME)
+    return session.subject if isinstance(session, Session) else None
+
+
+def check_name(item: pytest.Item) -> str:
+    """The name of an item's check, without its parameters."""
+    return str(getattr(item, "originalname", None) or item.name)
+
+
+def paragraph_of(check: str) -> str | None:
+    """The id of the paragraph that a check is for."""
+    match = _CHECK.match(check)
+    return f"{match[1]}-{match[2]}" if match else None
+
+
+class Session:
+    """Listens to pytest and writes the journal."""
+
+    def __init__(self, subject: Subject, journal: Journal, *, watchdog: bool = False) -> None:
+        self.subject = subject
+        self.journal = journal
+        self._watchdog = watchdog
+        self._cases: dict[str, dict[str, Any]] = {}
+        self._earlier = journal.earlier()
+
+    # ------------------------------------------------------------------ collection
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
+        """Note which checks there are, and whether they are the suite's own."""
+        if self.subject.assumed:
+            items[:] = [i for i in items if self.subject.assumed & set(_needs(i))]
+        done = {(e["check"], e["case"]) for e in self._earlier if e["event"] == "result"}
+        items[:] = [i for i in items if (check_name(i), _case_name(i)) not in done]
+        names = dict.fromkeys(check_name(i) for i in items if _is_check(i))
+        self.journal.write("collected", checks=list(names))
+        if not self._earlier:
+            self.journal.write(
+                "stamps", **stamps.stamps(self.subject), **stamps.device_stamps(self.subject)
+            )
+        for what in sorted({w for item in items for w in _foreign(item)}):
+            self.journal.write("override", what=what)
+        for plugin in config.pluginmanager.get_plugins():
+            file = getattr(plugin, "__file__", None) or ""
+            if Path(file).name == "conftest.py" and not _is_ours(file):
+                self.journal.write("override", what=f"conftest {file}")
+
+    def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
+        """Note what an option left out."""
+        names = dict.fromkeys(check_name(i) for i in items if _is_check(i))
+        self.journal.write("deselected", checks=list(names))
+
+    # ------------------------------------------------------------------ running
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """End a check that this backend or machine is not for."""
+        if not _is_check(item):
+            return
+        for capability in _needs(item):
+            if not getattr(self.subject.capabilities, capability):
+                raise NotClaimed(f"capability {capability!r} is not claimed")
+        if item.get_closest_marker("anydevice_two_devices") and len(self.subject.indices) < 2:
+            raise NoHardware(f"needs two devices of type {self.subject.type!r}")
+        if self.subject.quick and item.get_closest_marker("anydevice_slow"):
+            left_out("left out by --quick")
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        """Note the beginning and the end of each run of a check."""
+        if not _is_check(item):
+            return (yield)
+        case = _case_name(item)
+        needs = _needs(item)
+        self.journal.write("start", check=check_name(item), case=case, needs=needs)
+        self._cases[item.nodeid] = {"status": Status.PASSED, "message": ""}
+        start = time.perf_counter()
+        if self._watchdog:
+            faulthandler.dump_traceback_later(CHECK_LIMIT, exit=True, file=sys.__stderr__)
+        try:
+            return (yield)
+        finally:
+            if self._watchdog:
+                faulthandler.cancel_dump_traceback_later()
+            found = self._cases.pop(item.nodeid)
+            self.journal.write(
+                "result",
+                check=check_name(item),
+                case=case,
+                needs=needs,
+                status=found["status"].text,
+                message=found["message"],
+                seconds=round(time.perf_counter() - start, 4),
+            )
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Read off what a phase of a check ended as."""
+        report = yield
+        case = self._cases.get(item.nodeid)
+        if case is not None and call.excinfo is not None:
+            status = _classify(call)
+            if status is Status.SKIPPED and not isinstance(call.excinfo.value, _Outcome):
+                self.journal.write("override", what=f"{check_name(item)} was skipped from outside")
+            if hasattr(report, "wasxfail"):
+                self.journal.write("override", what=f"{check_name(item)} was marked xfail")
+            if status >= case["status"] or case["status"] is Status.PASSED:
+                case["status"] = status
+                case["message"] = _message(call, report)
+        return report
+
+    def pytest_sessionfinish(self) -> None:
+        """The process came to its end."""
+        self.journal.write("finish")
+
+
+def _needs(item: pytest.Item) -> list[str]:
+    return sorted({str(mark.args[0]) for mark in item.iter_markers("anydevice_needs")})
+
+
+def _path(text: str | None) -> Path | None:
+    return Path(text).absolute() if text else None
+
+
+def _is_check(item: pytest.Item) -> bool:
+    return _CHECK.match(check_name(item)) is not None
+
+
+def _is_ours(file: str) -> bool:
+    return Path(file).resolve().is_relative_to(_SUITE)
+
+
+def _case_name(item: pytest.Item) -> str:
+    callspec = getattr(item, "callspec", None)
+    return str(callspec.id) if callspec is not None else ""
+
+
+def _foreign(item: pytest.Item) -> list[str]:
+    """What stands in for the suite's own check, fixtures or marks."""
+    if not _is_check(item):
+        return []
+    found = []
+    if not _is_ours(str(item.path)):
+        found.append(f"{check_name(item)} comes from {item.path}")
+    for mark in item.iter_markers():
+        if mark.name in ("skip", "skipif", "xfail", "usefixtures"):
+            found.append(f"{check_name(item)} is marked {mark.name}")
+    definitions = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
+    for name in _OWN_FIXTURES:
+        for definition in definitions.get(name, ())[-1:]:
+            module = str(getattr(definition.func, "__module__", ""))
+            if not module.startswith(("anydevice_conformance", "_pytest")):
+                found.append(f"fixture {name!r} comes from {module}")
+    return found
+
+
+def _classify(call: pytest.CallInfo[None]) -> Status:
+    assert call.excinfo is not None
+    error = call.excinfo.value
+    if isinstance(error, _Outcome):
+        return error.status
+    if isinstance(error, pytest.skip.Exception):
+        return Status.SKIPPED
+    if call.when != "call":
+        return Status.ERROR
+    innermost = str(call.excinfo.traceback[-1].path) if len(call.excinfo.traceback) else ""
+    if isinstance(error, _OUR_FAULTS) and _is_ours(innermost) and "simulator" not in innermost:
+        return Status.ERROR
+    return Status.FAILED
+
+
+def _message(call: pytest.CallInfo[None], report: pytest.TestReport) -> str:
+    assert call.excinfo is not None
+    error = call.excinfo.value
+    if isinstance(error, pytest.skip.Exception):
+        return str(error.msg)
+    text = str(error).strip()
+    if not isinstance(error, (AssertionError, pytest.fail.Exception)):
+        text = f"{type(error).__name__}: {text}"
+    return text[:4000]

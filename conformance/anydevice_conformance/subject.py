@@ -1,0 +1,104 @@
+"""The backend that is being checked."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import torch
+from anydevice.backend import Capabilities, DeviceBackend, MemoryInfo
+from anydevice.registry import BackendRecord
+
+from anydevice_conformance.outcomes import no_hardware, not_claimed
+
+__all__ = ["Subject"]
+
+_HOST = "cpu"
+
+
+@dataclasses.dataclass
+class Subject:
+    """A backend under test, and the few things that nearly every check does with it.
+
+    Attributes:
+        record: what the registry says of it.
+        backend: the object itself.
+        quick: whether to do little.
+        assumed: capabilities that are not claimed and are tried all the same.
+    """
+
+    record: BackendRecord
+    backend: DeviceBackend
+    quick: bool = False
+    assumed: frozenset[str] = frozenset()
+
+    @property
+    def type(self) -> str:
+        """The device type."""
+        return self.backend.device_type
+
+    @property
+    def is_host(self) -> bool:
+        """Whether the device is the host itself."""
+        return self.type == _HOST
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What is claimed, and what is assumed."""
+        return dataclasses.replace(self.backend.capabilities, **dict.fromkeys(self.assumed, True))
+
+    @functools.cached_property
+    def indices(self) -> list[int]:
+        """The indices of the devices there are; none when the backend cannot say."""
+        try:
+            return list(range(self.backend.device_count())) if self.backend.is_available() else []
+        except Exception:  # noqa: BLE001 - the checks of discovery find it again and say so
+            return []
+
+    @property
+    def ends(self) -> list[int]:
+        """The first and the last index: where a check is run once a device."""
+        return sorted({self.indices[0], self.indices[-1]}) if self.indices else []
+
+    def pair(self) -> tuple[int, int]:
+        """Two indices; ends the check where there is one device."""
+        if len(self.indices) < 2:
+            no_hardware(f"needs two devices of type {self.type!r}; there is one")
+        return self.indices[0], self.indices[-1]
+
+    def device(self, index: int) -> torch.device:
+        """The `torch.device` of an index."""
+        return torch.device(_HOST) if self.is_host else torch.device(self.type, index)
+
+    def is_on(self, tensor: torch.Tensor, index: int) -> bool:
+        """Whether ``tensor`` is on device ``index``."""
+        return tensor.device.type == self.type and (tensor.device.index or 0) == index
+
+    def put(
+        self, tensor: torch.Tensor, index: int, *, non_blocking: bool = False
+    ) -> torch.Tensor:
+        """Move ``tensor`` to device ``index`` by the backend."""
+        return self.backend.move(tensor, self.device(index), non_blocking=non_blocking)
+
+    def fetch(self, tensor: torch.Tensor, *, non_blocking: bool = False) -> torch.Tensor:
+        """Move ``tensor`` to the host by the backend."""
+        return self.backend.move(tensor, torch.device(_HOST), non_blocking=non_blocking)
+
+    def memory(self, index: int) -> MemoryInfo:
+        """Measure; ends the check where the backend says that it cannot."""
+        try:
+            return self.backend.memory_info(index)
+        except NotImplementedError as error:
+            not_claimed(f"memory_info does not answer: {error}")
+
+    def allocated(self, index: int) -> int:
+        """Bytes in tensors; ends the check where the backend says that it cannot."""
+        try:
+            return self.backend.memory_allocated(index)
+        except NotImplementedError as error:
+            not_claimed(f"memory_allocated does not answer: {error}")
+
+    def synchronize_all(self) -> None:
+        """Wait for every device."""
+        for index in self.indices:
+            self.backend.synchronize(index)

@@ -1,0 +1,54 @@
+"""Fixtures of the checks."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+import torch
+from anydevice.backend import DeviceBackend
+
+from anydevice_conformance.outcomes import no_hardware
+from anydevice_conformance.session import subject_of
+from anydevice_conformance.subject import Subject
+
+
+@pytest.fixture
+def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
+    """The backend under test, on a machine that has the device; nothing is left behind."""
+    found = _subject(request.config)
+    if not found.indices:
+        no_hardware(f"this machine has no device of type {found.type!r}")
+    yield found
+    gc.collect()
+
+
+@pytest.fixture
+def backend(request: pytest.FixtureRequest) -> DeviceBackend:
+    """The backend alone, with a device or without."""
+    return _subject(request.config).backend
+
+
+@pytest.fixture
+def pair(subject: Subject) -> tuple[int, int]:
+    """The indices of two devices."""
+    return subject.pair()
+
+
+@pytest.fixture(autouse=True)
+def _fixed_seed() -> None:
+    torch.manual_seed(0)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a check that takes ``index`` on the first and the last device."""
+    if "index" in metafunc.fixturenames:
+        metafunc.parametrize("index", _subject(metafunc.config).ends or [0])
+
+
+def _subject(config: pytest.Config) -> Subject:
+    found = subject_of(config)
+    if found is None:
+        raise pytest.UsageError("name the backend to check: --anydevice-backend TYPE")
+    return found

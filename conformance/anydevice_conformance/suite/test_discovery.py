@@ -1,0 +1,241 @@
+"""DEV: being found, counted, named."""
+# ruff: noqa: N802 - a check's name carries its paragraph's id
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from anydevice import registry
+from anydevice.backend import Capabilities, DeviceBackend, MemoryInfo
+
+from anydevice_conformance import children
+from anydevice_conformance.marks import two_devices
+from anydevice_conformance.outcomes import left_out, not_claimed
+from anydevice_conformance.subject import Subject
+
+
+def test_DEV_001_found_by_entry_point(subject: Subject) -> None:
+    """The registry has one usable backend for the type, from an entry point of a named package.
+
+    Found: the type is served by torch's default backend, by no named package, or by several.
+    Fix: declare ``[project.entry-points."anydevice.backends"]`` in your pyproject.toml; have one package
+    installed that claims the type (``anydevice backends`` lists all).
+    """
+    records = [r for r in registry.list_backends() if r.device_type == subject.type]
+    usable = [r for r in records if r.backend is not None]
+    assert len(usable) == 1, f"{len(usable)} usable backends for {subject.type!r}: {records}"
+    record = usable[0]
+    assert record.entry_point != "torch", "torch knows the device; no plugin claims it"
+    assert record.distribution not in ("", "unknown"), "the entry point belongs to no package"
+    assert record.version, f"package {record.distribution} has no version"
+    assert record.status == "available", f"status {record.status}: {record.reason}"
+
+
+def test_DEV_002_members_well_formed(backend: DeviceBackend) -> None:
+    """`device_type`, `priority`, `capabilities` and the two names are of the right kind.
+
+    Found: a declared member has a wrong type, or contradicts another.
+    Fix: follow the types in `anydevice.backend.DeviceBackend`; set `collective_backend` exactly where
+    ``Capabilities(collectives=True)``.
+    """
+    kind = backend.device_type
+    assert isinstance(kind, str), f"device_type is {kind!r}"
+    assert kind.isidentifier(), f"device_type {kind!r} is not an identifier"
+    assert type(backend.priority) is int, f"priority is {backend.priority!r}"
+    assert kind == "cpu" or backend.priority > 0, "an accelerator's priority is above the host's, 0"
+    capabilities = backend.capabilities
+    assert isinstance(capabilities, Capabilities), f"capabilities is {capabilities!r}"
+    for name, value in vars(capabilities).items():
+        assert type(value) is bool, f"capability {name} is {value!r}, not a bool"
+    for name in ("collective_backend", "visible_devices_env"):
+        value = getattr(backend, name)
+        assert value is None or (isinstance(value, str) and value), f"{name} is {value!r}"
+    claimed = capabilities.collectives
+    assert claimed == (backend.collective_backend is not None), (
+        f"collectives={claimed}, but collective_backend={backend.collective_backend!r}"
+    )
+
+
+def test_DEV_003_is_available_agrees(backend: DeviceBackend) -> None:
+    """`is_available` is a bool and True exactly when devices are counted.
+
+    Found: another type, an exception, or a count that contradicts it.
+    Fix: ``return self.device_count() > 0``, and let `device_count` catch the driver's errors.
+    """
+    try:
+        available, count = backend.is_available(), backend.device_count()
+    except Exception as error:  # noqa: BLE001 - the finding itself
+        pytest.fail(f"presence raised {type(error).__name__}: {error}")
+    assert type(available) is bool, f"is_available() returned {available!r}"
+    assert available == (count > 0), f"is_available() is {available}, device_count() is {count}"
+
+
+def test_DEV_004_each_device_is_there(subject: Subject) -> None:
+    """On each index below `device_count` a tensor lives, and says that index.
+
+    Found: the count changes, is no int, or counts a device on which no tensor can be made.
+    Fix: count what this process can use, after the visibility variable.
+    """
+    counts = [subject.backend.device_count() for _ in range(3)]
+    assert len(set(counts)) == 1, f"device_count() gave {counts}"
+    assert type(counts[0]) is int, f"device_count() returned {counts[0]!r}"
+    for index in range(counts[0]):
+        tensor = torch.full((4,), float(index + 1), device=subject.device(index))
+        assert subject.is_on(tensor, index), f"made for index {index}, is on {tensor.device}"
+        assert tensor.cpu().tolist() == [index + 1.0] * 4, f"device {index} does not keep values"
+
+
+def test_DEV_005_counting_starts_no_runtime(subject: Subject) -> None:
+    """After counting, a forked child can use the device.
+
+    Found: the device fails or hangs in a child that was forked after `is_available` and `device_count`.
+    Fix: ask the driver's management library or environment, not the runtime; set no current device and
+    make no tensor there.
+    """
+    _fork(subject, "fork_after_count")
+
+
+def test_DEV_006_discovery_starts_no_runtime(subject: Subject) -> None:
+    """After `list_backends` and `available_devices`, a forked child can use the device.
+
+    Found: importing the plugin, or what the registry asks of it, started the runtime.
+    Fix: import the vendor's package at module level only if that starts nothing; else in the methods.
+    """
+    _fork(subject, "fork_after_discovery")
+
+
+def test_DEV_007_each_device_has_a_name(subject: Subject) -> None:
+    """`device_name` is one line of text.
+
+    Found: no string, an empty one, or several lines.
+    Fix: return the driver's product name, or ``f"{device_type}:{index}"``.
+    """
+    for index in subject.indices:
+        name = subject.backend.device_name(index)
+        assert isinstance(name, str), f"device_name({index}) returned {name!r}"
+        assert name.strip(), f"device_name({index}) is empty"
+        assert "\n" not in name, f"device_name({index}) has several lines: {name!r}"
+
+
+@two_devices
+def test_DEV_008_variable_hides_devices(subject: Subject) -> None:
+    """With the visibility variable at "0" a new process sees one device.
+
+    Found: `visible_devices_env` names a variable that hides nothing.
+    Fix: name the variable that your driver reads, or leave it None.
+    """
+    variable = _variable(subject.backend)
+    found = children.ask("count", subject.type, {variable: "0"})
+    assert found["device_count"] == 1, f"{variable}=0, and device_count() is {found['device_count']}"
+
+
+@two_devices
+def test_DEV_009_current_device_stays(subject: Subject) -> None:
+    """No member changes the thread's current device.
+
+    Found: after a call for another device, that one is the current device.
+    Fix: use the device's context manager (``with torch.foo.device(index):``) instead of ``set_device``.
+    """
+    module = subject.backend.module
+    current = getattr(module, "current_device", torch.accelerator.current_device_index)
+    before, other = current(), next(i for i in reversed(subject.indices) if i != current())
+    for name, call in _calls(subject, other).items():
+        call()
+        assert current() == before, f"{name} changed the current device from {before} to {current()}"
+
+
+def test_DEV_010_members_from_threads(subject: Subject) -> None:
+    """Counting, naming, measuring, moving and synchronising work from many threads.
+
+    Found: an exception or a wrong answer when several threads ask at once.
+    Fix: keep no state between calls, or guard it with a lock.
+    """
+    backend, count = subject.backend, subject.backend.device_count()
+
+    def ask(number: int) -> None:
+        index = subject.indices[number % len(subject.indices)]
+        for _ in range(10):
+            assert backend.device_count() == count, "device_count() differs between threads"
+            assert backend.device_name(index).strip()
+            try:
+                info = backend.memory_info(index)
+                assert isinstance(info, MemoryInfo)
+                assert 0 <= info.free <= info.total, f"memory_info({index}) gave {info}"
+            except NotImplementedError:
+                pass
+            tensor = subject.put(torch.full((64,), float(number)), index)
+            assert subject.is_on(tensor, index), f"asked for {index}, is on {tensor.device}"
+            backend.synchronize(index)
+            assert subject.fetch(tensor)[0].item() == number, "a thread got another's values"
+
+    with ThreadPoolExecutor(8) as pool:
+        for future in [pool.submit(ask, n) for n in range(16)]:
+            future.result()
+
+
+def test_DEV_011_no_driver_is_no_crash(subject: Subject) -> None:
+    """In a process that sees no device, presence is False and 0, and nothing raises.
+
+    Found: `is_available` or `device_count` raised, or found a device, where all are hidden.
+    Fix: catch whatever the driver raises, and return 0.
+    """
+    variable = _variable(subject.backend)
+    found = children.ask("count", subject.type, {variable: "-1"})
+    assert found == {"is_available": False, "device_count": 0}, f"{variable}=-1 gave {found}"
+
+
+def _variable(backend: DeviceBackend) -> str:
+    variable = backend.visible_devices_env
+    if variable is None:
+        not_claimed("visible_devices_env is None")
+    assert re.fullmatch(r"[A-Za-z_]\w*", variable), f"{variable!r} is no environment variable"
+    return variable
+
+
+def _fork(subject: Subject, task: str) -> None:
+    if not hasattr(os, "fork"):
+        left_out("this system has no fork")
+    found = children.ask(task, subject.type)
+    assert found["code"] == 0, f"the forked child ended with {found['code']}"
+
+
+def _calls(subject: Subject, index: int) -> dict[str, Callable[[], object]]:
+    backend, capabilities = subject.backend, subject.capabilities
+    tensor = torch.ones(4)
+
+    def quietly(function: Callable[..., object], *args: object) -> Callable[[], object]:
+        def call() -> None:
+            with contextlib.suppress(NotImplementedError):
+                function(*args)
+
+        return call
+
+    calls: dict[str, Callable[[], object]] = {
+        name: quietly(getattr(backend, name), index)
+        for name in ("device_name", "memory_info", "memory_allocated", "empty_cache", "synchronize",
+                     "peak_memory_allocated", "reset_peak_memory")
+    }
+    calls["move to the device"] = lambda: subject.put(tensor, index)
+    calls["move to the host"] = lambda: subject.fetch(subject.put(tensor, index))
+    if capabilities.pinned_memory:
+        calls["pin_memory"] = quietly(backend.pin_memory, tensor)
+    if capabilities.device_rng:
+        calls["manual_seed_all"] = quietly(backend.manual_seed_all, 0)
+        calls["rng_state and set_rng_state"] = lambda: backend.set_rng_state(
+            backend.rng_state(index), index
+        )
+    if capabilities.streams:
+        def events() -> None:
+            stream = backend.new_stream(index)
+            with backend.use_stream(stream):
+                pass
+            backend.wait_event(backend.current_stream(index), backend.record_event(stream))
+
+        calls["streams and events"] = events
+    return calls
