@@ -81,6 +81,8 @@ class BackendRecord:
             count = self.backend.device_count() if available else 0
             if not isinstance(count, int) or count < 0:
                 raise TypeError(f"device_count() returned {count!r}, not a count")
+            if count:
+                torch.device(self.device_type)  # raises when torch does not know the type
         except Exception as error:  # noqa: BLE001 - one bad backend must not break another device
             self.status, self.reason = "unavailable", f"{type(error).__name__}: {error}"
             return 0

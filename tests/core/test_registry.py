@@ -1,0 +1,407 @@
+"""Discovery, on plugins written into a folder as pip would leave them."""
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import warnings
+
+import pytest
+import torch
+
+import anydevice
+from anydevice import registry
+from anydevice.backend import DeviceBackend
+from anydevice.errors import BackendError, DuplicateBackendError, UnknownDeviceError
+
+GOOD = """
+    from anydevice.backend import DeviceBackend, hookimpl
+
+    class Backend(DeviceBackend):
+        device_type = "{kind}"
+
+        def device_count(self):
+            return 2
+
+    @hookimpl
+    def anydevice_backends():
+        return [Backend()]
+"""
+
+
+#: Before a plugin's source: leaves a mark each time that the plugin is imported.
+COUNTED = """
+import pathlib
+with (pathlib.Path(__file__).parent / "count").open("a") as file:
+    file.write("x")
+"""
+
+
+class Plugins:
+    """A folder on ``sys.path`` into which packages are put and from which they are taken."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.modules = []
+
+    def add(self, distribution, source, *, point="maia", module=None, version="1.0", **names):
+        """Install a package of one module, as pip would leave it."""
+        module = module or f"plugin_{distribution.replace('-', '_')}"
+        (self.folder / f"{module}.py").write_text(textwrap.dedent(source).format(**names))
+        info = self.folder / f"{distribution.replace('-', '_')}-{version}.dist-info"
+        info.mkdir()
+        info.joinpath("METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n"
+        )
+        info.joinpath("entry_points.txt").write_text(f"[anydevice.backends]\n{point} = {module}\n")
+        self.modules.append(module)
+        registry._registry.reset()
+        return module
+
+
+@pytest.fixture
+def plugins(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delenv("ANYDEVICE_BACKENDS", raising=False)
+    added = Plugins(tmp_path)
+    yield added
+    for module in added.modules:
+        sys.modules.pop(module, None)
+    monkeypatch.undo()
+    registry._registry.reset()
+
+
+def record_of(kind, distribution=None):
+    found = [
+        r
+        for r in registry.list_backends()
+        if r.device_type == kind and distribution in (None, r.distribution)
+    ]
+    assert len(found) == 1, found
+    return found[0]
+
+
+def run(code, *, path=None, **environment):
+    """Run Python in a process of its own; its last line of output."""
+    env = {**os.environ, **environment}
+    env.pop("ANYDEVICE_SIMULATOR", None)
+    if path is not None:
+        env["PYTHONPATH"] = str(path)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        env=env,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+# ---------------------------------------------------------------------- what comes along
+
+
+def test_the_six_and_the_simulator_are_found_by_entry_point():
+    found = {r.device_type: r.distribution for r in registry.list_backends()}
+    for kind in ("cpu", "cuda", "mps", "xpu", "npu", "mlu", "sim"):
+        assert found[kind] == "anydevice"
+
+
+def test_a_backend_without_its_device_says_why():
+    assert record_of("npu").reason == "torch_npu is not installed"
+    assert record_of("npu").status == "unavailable"
+    assert record_of("mps").reason == "no device or driver found"
+
+
+def test_the_host_is_always_there_and_last():
+    devices = anydevice.available_devices()
+    assert devices[-1] == torch.device("cpu")
+    assert registry.get_backend("cpu").priority == 0
+
+
+def test_importing_anydevice_reads_no_entry_point(plugins):
+    plugins.add("anydevice-foo", "raise SystemExit('imported')")
+    assert run("import anydevice; print('fine')", path=plugins.folder) == "fine"
+
+
+# ---------------------------------------------------------------------- a plugin
+
+
+def test_a_plugin_is_found_and_named(plugins):
+    plugins.add("anydevice-foo", GOOD, kind="maia", version="1.2")
+    record = record_of("maia")
+    assert (record.status, record.package, record.count()) == ("available", "anydevice-foo 1.2", 2)
+    assert isinstance(registry.get_backend("maia:1"), DeviceBackend)
+    assert registry.primary_type() == "maia"
+
+
+def test_the_order_is_availability_then_priority_then_name(plugins):
+    source = GOOD + "\n    Backend.priority = {priority}\n"
+    plugins.add("p-low", source, point="low", kind="ve", priority=50)
+    plugins.add("p-high", source, point="high", kind="ipu", priority=200)
+    plugins.add("p-also", source, point="also", kind="fpga", priority=200)
+    kinds = [r.device_type for r in registry.list_backends()]
+    assert kinds[:4] == ["fpga", "ipu", "ve", "cpu"]
+
+
+def test_asking_twice_imports_once(plugins):
+    count = plugins.folder / "count"
+    plugins.add(
+        "anydevice-foo",
+        COUNTED + textwrap.dedent(GOOD),
+        kind="maia",
+    )
+    for _ in range(3):
+        registry.list_backends()
+        registry.get_backend("maia")
+    assert count.read_text() == "x"
+
+
+def test_sixteen_threads_at_once_import_once_and_agree(plugins):
+    count = plugins.folder / "count"
+    plugins.add(
+        "anydevice-foo",
+        COUNTED + textwrap.dedent(GOOD),
+        kind="maia",
+    )
+    barrier, answers = threading.Barrier(16), []
+
+    def ask():
+        barrier.wait()
+        answers.append(registry.get_backend("maia"))
+
+    threads = [threading.Thread(target=ask) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert count.read_text() == "x"
+    assert len(answers) == 16
+    assert len({id(answer) for answer in answers}) == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_child_forked_while_another_thread_discovers_is_not_stuck():
+    code = """
+        import os, threading
+        from anydevice import registry
+
+        held, done = threading.Event(), threading.Event()
+
+        def hold():
+            with registry._registry._lock:
+                held.set()
+                done.wait()
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        held.wait()
+        import warnings
+        warnings.simplefilter("ignore")  # newer Pythons warn of forking beside threads
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if registry.get_backend("cpu").device_count() == 1 else 1)
+        print(os.waitpid(child, 0)[1])
+        done.set()
+        thread.join()
+    """
+    assert run(code) == "0"
+
+
+# ---------------------------------------------------------------------- broken plugins
+
+
+def assert_broken_alone(distribution, words):
+    record = next(r for r in registry.list_backends() if r.distribution == distribution)
+    assert record.status == "broken"
+    assert words in record.reason
+    assert record.package.startswith(distribution)
+    assert registry.get_backend("cpu").device_count() == 1
+    assert registry.get_backend("ve").device_count() == 2
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("import no_such_driver_library", "No module named 'no_such_driver_library'"),
+        ("def broken(:", "SyntaxError"),
+        ("raise SystemExit(3)", "SystemExit"),
+        ("x = 1", "no @hookimpl function named anydevice_backends"),
+        ("{hook}    return None", "returned NoneType"),
+        ("{hook}    return 'foo'", "returned str"),
+        ("{hook}    return DeviceBackend()", "not a list of DeviceBackend"),
+        ("{hook}    return [object()]", "is not an instance of"),
+        ("{hook}    return [DeviceBackend]", "is not an instance of"),
+        ("{hook}    return [DeviceBackend()]", "device_type is None"),
+        ("{hook}    return [type('B', (DeviceBackend,), dict(device_type='foo:0'))()]", "'foo:0'"),
+        ("{hook}    return [type('B', (DeviceBackend,), dict(device_type='disk'))()]", "'disk'"),
+        (
+            "{hook}    return [type('B', (DeviceBackend,), dict(device_type='a', priority='9'))()]",
+            "priority",
+        ),
+        (
+            "{hook}    return [type('B', (DeviceBackend,), dict(device_type='foo', "
+            "capabilities=dict(streams=True)))()]",
+            "capabilities",
+        ),
+        ("{hook}    return 1 / 0", "ZeroDivisionError"),
+        (
+            "import anydevice.backend as b\n@b.hookimpl\ndef anydevice_backends(extra): pass",
+            "extra",
+        ),
+    ],
+)
+def test_a_broken_plugin_is_listed_with_its_error_and_breaks_no_other(plugins, source, words):
+    hook = (
+        "from anydevice.backend import DeviceBackend, hookimpl\n"
+        "@hookimpl\ndef anydevice_backends():\n"
+    )
+    plugins.add("anydevice-bad", source, point="bad", hook=hook)
+    plugins.add("anydevice-ok", GOOD, point="ok", kind="ve")
+    assert_broken_alone("anydevice-bad", words)
+    with pytest.raises(BackendError, match="anydevice-bad"):
+        registry.get_backend("bad")
+
+
+def test_an_entry_point_without_its_module_is_broken(plugins):
+    module = plugins.add("anydevice-bad", "", point="bad")
+    (plugins.folder / f"{module}.py").unlink()
+    plugins.add("anydevice-ok", GOOD, point="ok", kind="ve")
+    assert_broken_alone("anydevice-bad", module)
+
+
+def test_a_type_that_torch_does_not_know_has_no_devices(plugins):
+    plugins.add("anydevice-bad", GOOD, point="bad", kind="nobody")
+    plugins.add("anydevice-ok", GOOD, point="ok", kind="ve")
+    assert record_of("nobody").status == "unavailable"
+    assert "nobody" in record_of("nobody").reason
+    assert [str(d) for d in anydevice.available_devices()] == ["ve:0", "ve:1", "cpu"]
+
+
+@pytest.mark.parametrize("count", ["1 / 0", "-1", "'2'", "None", "2.0"])
+def test_a_backend_that_counts_nonsense_has_no_devices(plugins, count):
+    plugins.add("anydevice-foo", GOOD.replace("return 2", f"return {count}"), kind="maia")
+    record = record_of("maia")
+    assert record.status == "unavailable"
+    assert record.reason
+    assert torch.device("cpu") in anydevice.available_devices()
+
+
+def test_a_plugin_may_offer_nothing(plugins):
+    plugins.add("anydevice-foo", GOOD.replace("[Backend()]", "[]"), kind="maia")
+    assert record_of("maia").status == "unavailable"
+    assert "no backend" in record_of("maia").reason
+
+
+# ---------------------------------------------------------------------- two for one type
+
+
+def test_two_packages_for_one_type_are_both_named(plugins):
+    plugins.add("anydevice-foo", GOOD, kind="maia")
+    plugins.add("other-foo", GOOD, kind="maia", version="2.0")
+    with pytest.raises(DuplicateBackendError) as caught:
+        registry.get_backend("maia")
+    text = str(caught.value)
+    assert "anydevice-foo 1.0" in text
+    assert "other-foo 2.0" in text
+    assert "ANYDEVICE_BACKENDS=maia@" in text
+    assert {r.status for r in registry.list_backends() if r.device_type == "maia"} == {"duplicate"}
+    assert [d.type for d in anydevice.available_devices()] == ["cpu"]
+
+
+@pytest.mark.parametrize("pick", ["other-foo", "Other_Foo"])
+def test_the_user_picks_one_of_two(plugins, monkeypatch, pick):
+    plugins.add("anydevice-foo", GOOD, kind="maia")
+    plugins.add("other-foo", GOOD, kind="maia")
+    monkeypatch.setenv("ANYDEVICE_BACKENDS", f"maia@{pick}")
+    assert type(registry.get_backend("maia")).__module__ == "plugin_other_foo"
+    assert record_of("maia", "anydevice-foo").status == "excluded"
+    assert record_of("cpu").status == "available"
+
+
+def test_a_pick_that_is_not_there_picks_none(plugins, monkeypatch):
+    plugins.add("anydevice-foo", GOOD, kind="maia")
+    plugins.add("other-foo", GOOD, kind="maia")
+    monkeypatch.setenv("ANYDEVICE_BACKENDS", "maia@third")
+    with pytest.raises(DuplicateBackendError):
+        registry.get_backend("maia")
+
+
+# ---------------------------------------------------------------------- allow and deny
+
+
+def test_a_denied_plugin_is_not_even_imported(plugins, monkeypatch):
+    module = plugins.add("anydevice-foo", GOOD, kind="maia")
+    monkeypatch.setenv("ANYDEVICE_BACKENDS", "-maia")
+    assert record_of("maia").status == "excluded"
+    assert "ANYDEVICE_BACKENDS=-maia" in record_of("maia").reason
+    assert module not in sys.modules
+    with pytest.raises(BackendError, match="excluded"):
+        registry.get_backend("maia")
+
+
+def test_only_what_is_allowed_is_used_and_the_host(plugins, monkeypatch):
+    plugins.add("anydevice-foo", GOOD, kind="maia")
+    plugins.add("anydevice-bar", GOOD, point="fpga", kind="fpga")
+    monkeypatch.setenv("ANYDEVICE_BACKENDS", " fpga , ")
+    assert [str(d) for d in anydevice.available_devices()] == ["fpga:0", "fpga:1", "cpu"]
+    assert record_of("maia").status == "excluded"
+
+
+def test_the_host_cannot_be_left_out(plugins, monkeypatch):
+    monkeypatch.setenv("ANYDEVICE_BACKENDS", "-cpu,maia")
+    assert anydevice.available_devices() == [torch.device("cpu")]
+
+
+# ---------------------------------------------------------------------- unclaimed types
+
+
+UNCLAIMED = """
+    import types, warnings
+    import torch
+    torch.utils.rename_privateuse1_backend("bare")
+    module = types.SimpleNamespace(is_available=lambda: {available}, device_count=lambda: 1)
+    torch._register_device_module("bare", module)
+    from anydevice import registry, available_devices
+    from anydevice.devices import parse_device
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            found = [str(d) for d in available_devices()]
+            registry.list_backends()
+    print(found, [str(w.message) for w in caught], str(parse_device("bare")))
+"""
+
+
+def test_a_type_that_torch_reports_and_no_plugin_claims_gets_the_default_with_one_warning():
+    assert run(UNCLAIMED.format(available=True)) == (
+        "['bare:0', 'cpu'] [\"no plugin claims device type 'bare'; using the default backend, "
+        'uncertified"] bare:0'
+    )
+
+
+def test_a_type_that_torch_names_without_a_device_gets_none():
+    assert run(UNCLAIMED.format(available=False)) == "['cpu'] [] bare:0"
+
+
+def test_a_denied_unclaimed_type_stays_out():
+    code = UNCLAIMED.format(available=True)
+    assert run(code, ANYDEVICE_BACKENDS="-bare") == "['cpu'] [] bare:0"
+
+
+def test_an_unknown_type_lists_the_known():
+    with pytest.raises(UnknownDeviceError, match=r"'nope'.*cpu, cuda"):
+        registry.get_backend("nope:0")
+
+
+def test_a_warning_of_a_plugin_reaches_the_user(plugins):
+    plugins.add(
+        "anydevice-foo",
+        "import warnings\nwarnings.warn('beta')\n" + textwrap.dedent(GOOD),
+        kind="maia",
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert record_of("maia").status == "available"
+    assert [str(w.message) for w in caught] == ["beta"]
