@@ -136,20 +136,26 @@ def test_threads_have_their_own_current_stream(machine):
     assert seen == [torch.sim.default_stream(0)]
 
 
-def test_threads_work_beside_each_other(machine):
+def test_threads_work_beside_each_other(simulator, mode):
+    simulator.configure(mode=mode, kernel=0, copy_latency=0)
     sums = []
 
-    def work():
-        with torch.sim.Stream(0):
-            for _ in range(20):
-                sums.append(torch.ones(64).pin_memory().to("sim:0", non_blocking=True).sum().item())
+    def work(index):
+        with torch.sim.Stream(index):
+            for _ in range(40):
+                pinned = torch.ones(64).pin_memory()
+                pinned.seen_by_python = object()  # its death needs the GIL
+                there = pinned.to(f"sim:{index}", non_blocking=True)
+                del pinned
+                torch.sim.get_rng_state(index)  # waits with the GIL held
+                sums.append((there.to(f"sim:{1 - index}") + 1).sum().item())
 
-    workers = [threading.Thread(target=work) for _ in range(4)]
+    workers = [threading.Thread(target=work, args=(i % 2,)) for i in range(4)]
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join()
-    assert sums == [64.0] * 80
+    assert sums == [128.0] * 160
 
 
 @pytest.fixture
@@ -187,7 +193,7 @@ def test_it_is_built_once_and_a_killed_build_is_swept_away(empty_cache_folder, m
     monkeypatch.setattr(build, "_compile", compile_slowly)
     compiler = build._compiler()
     key = build._key(compiler)
-    remains = empty_cache_folder / f"{key}.unfinished"
+    remains = empty_cache_folder / f"{key}.unfinished-1"
     remains.mkdir(parents=True)
     (remains / "half.so").write_bytes(b"")
     workers = [threading.Thread(target=build._build_once, args=(compiler,)) for _ in range(4)]

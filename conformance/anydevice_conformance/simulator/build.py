@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -105,9 +106,10 @@ def _build_once(compiler: str) -> Path:
     root.mkdir(parents=True, exist_ok=True)
     with filelock.FileLock(root / f"{key}.lock", timeout=_TIMEOUT_S):
         if not library.exists():
-            unfinished = root / f"{key}.unfinished"
-            shutil.rmtree(unfinished, ignore_errors=True)  # of a build that was killed
-            unfinished.mkdir()
+            for remains in root.glob(f"{key}.unfinished-*"):  # of builds that were killed
+                shutil.rmtree(remains, ignore_errors=True)
+            # A killed build's compiler may live on: never write where it writes.
+            unfinished = Path(tempfile.mkdtemp(prefix=f"{key}.unfinished-", dir=root))
             _compile(compiler, unfinished / library.name)
             unfinished.rename(library.parent)
     return library

@@ -2,9 +2,21 @@
 
 #include <cstdlib>
 
+#include "streams.h"
+
 namespace sim {
 
 using Guard = std::lock_guard<std::mutex>;
+
+namespace {
+
+// Sources of copies that are done are free, though nobody has dropped them yet.
+void discard_finished_copies() {
+  Lock lock(runtime().mutex);
+  discard_finished(lock);
+}
+
+}  // namespace
 
 PinnedAllocator& pinned_allocator() {
   static auto* instance = new PinnedAllocator;  // never destroyed: tensors outlive static objects
@@ -18,6 +30,7 @@ void PinnedAllocator::delete_memory(void* memory) {
 c10::DataPtr PinnedAllocator::allocate(size_t bytes) {
   void* memory = nullptr;
   if (bytes) {
+    discard_finished_copies();
     Guard guard(mutex_);
     TORCH_CHECK(bytes <= limit_ && bytes_ <= limit_ - bytes,
                 "sim: pinned host memory limit reached (", bytes_, " + ", bytes, " > ", limit_,
@@ -79,6 +92,7 @@ void PinnedAllocator::reset_peak_stats() {
 }
 
 size_t PinnedAllocator::bytes() {
+  discard_finished_copies();
   Guard guard(mutex_);
   return bytes_;
 }

@@ -1,7 +1,5 @@
 #include "streams.h"
 
-#include <Python.h>
-
 #include <algorithm>
 #include <new>
 #include <thread>
@@ -46,8 +44,8 @@ void run_first(Lock& lock, SimStream* s) {
   } catch (...) {
     error = std::current_exception();
   }
-  task.body = nullptr;  // the tensors it holds may need the GIL to die: not under the mutex
   lock.lock();
+  runtime().finished.push_back(std::move(task.body));
 
   if (error && !s->error) s->error = error;
   if (threaded()) end = std::max(end, real_time_us());
@@ -58,20 +56,6 @@ void run_first(Lock& lock, SimStream* s) {
   s->done++;
   s->busy = false;
   runtime().changed.notify_all();
-}
-
-// Sleeps until another thread has changed something. That thread may need the GIL to drop a
-// tensor that Python has seen, so this one must not sleep with it.
-void wait_for_change(Lock& lock) {
-  if (!PyGILState_Check()) {
-    runtime().changed.wait(lock);
-    return;
-  }
-  PyThreadState* state = PyEval_SaveThread();
-  runtime().changed.wait(lock);
-  lock.unlock();  // never take the GIL under the mutex
-  PyEval_RestoreThread(state);
-  lock.lock();
 }
 
 std::vector<SimStream*> streams_of(int device) {
@@ -154,13 +138,14 @@ uint64_t enqueue(Lock& lock, SimStream* s, Task task) {
     wait_until(lock, s, position);
   }
   random_step(lock);
+  discard_finished(lock);
   return position;
 }
 
 void wait_until(Lock& lock, SimStream* s, uint64_t position) {
   while (s->done < position) {
     if (threaded() || s->busy) {
-      wait_for_change(lock);
+      runtime().changed.wait(lock);
     } else {
       run_first(lock, s);
     }
@@ -172,11 +157,21 @@ void host_sync(Lock& lock, SimStream* s, uint64_t position) {
   wait_until(lock, s, position);
   runtime().host_clock_us = std::max(runtime().host_clock_us, s->clock_us);
   counter(s->device, kHostSyncs)++;
+  discard_finished(lock);
   if (!s->error) return;
   auto error = s->error;
   s->error = nullptr;
   lock.unlock();
   std::rethrow_exception(error);
+}
+
+void discard_finished(Lock& lock) {
+  std::vector<std::function<void()>> finished;
+  finished.swap(runtime().finished);
+  if (finished.empty()) return;
+  lock.unlock();
+  finished.clear();
+  lock.lock();
 }
 
 void host_sync_device(Lock& lock, int device) {
@@ -187,6 +182,7 @@ void host_sync_device(Lock& lock, int device) {
 void drain(Lock& lock) {
   for (int d = 0; d < kMaxDevices; d++)
     for (auto* s : streams_of(d)) wait_until(lock, s, s->submitted);
+  discard_finished(lock);
 }
 
 void start_afresh(uint32_t seed) {

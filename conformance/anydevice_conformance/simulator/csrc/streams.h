@@ -1,7 +1,9 @@
 // Streams: queues of tasks that run in order, each at the moment that the mode allows.
 //
-// One mutex guards everything here. It is released while a task's body runs, and its holder never
-// takes Python's GIL; so a thread may wait for it with the GIL held.
+// One mutex guards everything here; it is released while a task's body runs. A thread may wait, for
+// the mutex or for a stream, with Python's GIL held. So neither the mutex's holder nor a running
+// task may need the GIL: the tensors that a task holds, which Python may have seen, die only when a
+// host thread that runs no task calls discard_finished.
 #pragma once
 
 #include <chrono>
@@ -104,6 +106,7 @@ struct Runtime {
   std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
   std::mt19937 scheduler{0};
   bool scheduling = false;
+  std::vector<std::function<void()>> finished;  // bodies that have run, with the tensors they hold
   bool tracing = false;
   std::vector<TraceRecord> trace;
 };
@@ -124,6 +127,8 @@ void wait_until(Lock& lock, SimStream* stream, uint64_t position);
 // The host waits for a position: counted, and where an error of a queued task is raised.
 void host_sync(Lock& lock, SimStream* stream, uint64_t position);
 void host_sync_device(Lock& lock, int device);
+// Drops what finished tasks hold.
+void discard_finished(Lock& lock);
 // Runs all that is queued anywhere. Not counted, raises nothing.
 void drain(Lock& lock);
 // Forgets times, counters and errors, with all streams drained.
