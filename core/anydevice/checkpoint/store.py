@@ -1,0 +1,243 @@
+"""The offload store: weights on disk, read lazily by name.
+
+One read interface, a Mapping from name to host tensor, over three kinds of place: safetensors files
+as they came (the store only points into them), large safetensors files that anydevice wrote, and
+folders that the peer wrote (see `store_loader`). A tensor is a view of its file: reading it costs
+nothing until its bytes are used.
+
+[Note: when a store is complete]
+The manifest is written last and renamed into place, so a folder without one is not a store: what a
+killed writer left there is removed by the next one. Writers take turns by a lock on the folder,
+which the system drops when its holder dies. Readers need no lock: whatever a manifest names was in
+place, and synced, before it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+import filelock
+import torch
+
+from anydevice.checkpoint.mapped import FileSlice, backing_of, is_unwritten, map_file
+from anydevice.checkpoint.store_manifest import (
+    LOCK_NAME,
+    MANIFEST_NAME,
+    Entry,
+    Manifest,
+    StoredFile,
+)
+from anydevice.checkpoint.store_writing import (
+    Storable,
+    WeightSource,
+    checksum,
+    is_checksum,
+    nothing_left_on_error,
+    remove_data_files,
+    require_storable,
+    sync_folder,
+    write_atomically,
+    write_files,
+)
+from anydevice.errors import AnyDeviceError, OffloadStoreError
+
+__all__ = ["OffloadStore", "WeightSource", "open_store", "write_store"]
+
+
+class OffloadStore(Mapping[str, torch.Tensor]):
+    """Weights that anydevice offloaded, by name. Made by `open_store` and `write_store`.
+
+    Reading a name gives a host tensor that views its file; writing to that tensor never changes the
+    file. Names that were tied when written give views of the same bytes.
+
+    Attributes:
+        folder: where the manifest is.
+        manifest: what the store holds, and where.
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self.folder: Final = folder
+        self.manifest: Final = manifest
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        """Map one weight.
+
+        Raises:
+            KeyError: there is none of that name.
+            OffloadStoreError: its file is gone, or has changed.
+        """
+        entry = self.manifest.entries[name]
+        path = entry.file.check(self.folder)
+        return map_file(path).tensor(entry.offset, entry.dtype, entry.shape)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.manifest.entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.manifest.entries)
+
+    def __len__(self) -> int:
+        return len(self.manifest.entries)
+
+    def __repr__(self) -> str:
+        return f"<OffloadStore {str(self.folder)!r}: {len(self)} weights>"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all weights; tied ones count once."""
+        places = {(e.file.path, e.offset): e.nbytes for e in self.manifest.entries.values()}
+        return sum(places.values())
+
+    def place_of(self, name: str) -> FileSlice:
+        """Where the bytes of a weight are."""
+        entry = self.manifest.entries[name]
+        return FileSlice(str(self.folder / entry.file.path), entry.offset, entry.nbytes)
+
+
+def open_store(folder: str | os.PathLike[str]) -> OffloadStore:
+    """Open a folder that `write_store` completed.
+
+    Raises:
+        OffloadStoreError: it is not complete, or a file that it names is gone or has changed.
+    """
+    path = Path(folder).absolute()
+    try:
+        manifest = Manifest.read(path)
+    except OSError:
+        raise OffloadStoreError(
+            f"{path} is not a complete offload store: it has no {MANIFEST_NAME}. Writing "
+            "it was cut short, or it is another folder. Offload the model again."
+        ) from None
+    for file in manifest.files:
+        file.check(path)
+    return OffloadStore(path, manifest)
+
+
+def write_store(
+    folder: str | os.PathLike[str], tensors: Mapping[str, Storable], *, point: bool = True
+) -> OffloadStore:
+    """Store weights in a folder, or find them there already.
+
+    A complete store of the same weights is reused, without writing. What an interrupted writer left
+    is removed. On return the bytes are on the disk; if it raises, no new file is left.
+
+    Args:
+        folder: made when needed. One folder is for the weights of one model.
+        tensors: name to tensor (on any device, of any strides and dtype), or to `WeightSource`.
+        point: let the store point to the file of a tensor that is a view of one (a mapped
+            checkpoint) and was not written to since, rather than copy it.
+
+    Raises:
+        OffloadStoreError: the folder holds other weights, or a weight cannot be stored.
+        DiskFullError: no room.
+    """
+    path = Path(folder).absolute()
+    for name, value in tensors.items():
+        require_storable(name, value)
+    found = _find_same(path, tensors)
+    if found is not None:
+        return found
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(path / LOCK_NAME):
+            # Another process may have written the same weights while this one waited.
+            return _find_same(path, tensors) or _write(path, tensors, point)
+    except OSError as error:
+        if isinstance(error, AnyDeviceError):
+            raise
+        raise OffloadStoreError(f"cannot write to the offload folder {path}: {error}") from error
+
+
+def _write(folder: Path, tensors: Mapping[str, Storable], point: bool) -> OffloadStore:
+    (folder / MANIFEST_NAME).unlink(missing_ok=True)
+    sync_folder(folder)
+    remove_data_files(folder)
+    entries: dict[str, Entry] = {}
+    for name, value in tensors.items():
+        entry = _point_to(value) if point else None
+        if entry is not None:
+            entries[name] = entry
+    rest = {name: value for name, value in tensors.items() if name not in entries}
+    with nothing_left_on_error(folder, rest):
+        entries |= write_files(folder, rest)
+        manifest = Manifest({name: entries[name] for name in tensors})
+        write_atomically(folder / MANIFEST_NAME, manifest.dump())
+    return OffloadStore(folder, manifest)
+
+
+def _point_to(value: Storable) -> Entry | None:
+    """The place of a tensor's bytes in the file that it views, if they are still the file's."""
+    if isinstance(value, WeightSource):
+        return None
+    place = backing_of(value)
+    # Flags of lazy conjugation and negation say that the values are not the bytes.
+    if place is None or value.is_conj() or value.is_neg() or not is_unwritten(value):
+        return None
+    file = StoredFile.of(place.path)
+    content = f"file:{file.path}:{file.nbytes}:{file.mtime_ns}:{place.offset}"
+    return Entry(file, place.offset, value.dtype, tuple(value.shape), content)
+
+
+# ---------------------------------------------------------------------- a store that is there
+
+
+def _find_same(folder: Path, tensors: Mapping[str, Storable]) -> OffloadStore | None:
+    """The complete store of these very weights in ``folder``; None when it is to be written.
+
+    Raises:
+        OffloadStoreError: the folder belongs to other weights.
+    """
+    try:
+        manifest = Manifest.read(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    store = OffloadStore(folder, manifest)
+    difference = _difference(store, tensors)
+    if difference is not None:
+        raise OffloadStoreError(
+            f"the offload folder {folder} holds the weights of another model: {difference}. "
+            "Remove it, or name another folder."
+        )
+    try:
+        for file in manifest.files:
+            file.check(folder)
+    except OffloadStoreError:
+        return None  # the same weights, but damaged since: written anew
+    return store
+
+
+def _difference(store: OffloadStore, tensors: Mapping[str, Storable]) -> str | None:
+    """What tells the store's weights from others; None when they are the same."""
+    entries = store.manifest.entries
+    if entries.keys() != tensors.keys():
+        name = min(entries.keys() ^ tensors.keys())
+        return f"{name!r} is only in the {'folder' if name in entries else 'model'}"
+    for name, value in tensors.items():
+        entry = entries[name]
+        if (entry.dtype, entry.shape) != (value.dtype, tuple(value.shape)):
+            return (
+                f"{name!r} is {entry.dtype} {entry.shape} in the folder, and {value.dtype} "
+                f"{tuple(value.shape)} in the model"
+            )
+    for name, value in tensors.items():
+        if not _same_content(store, name, value):
+            return f"{name!r} has other values in the folder than in the model"
+    return None
+
+
+def _same_content(store: OffloadStore, name: str, value: Storable) -> bool:
+    entry = store.manifest.entries[name]
+    if isinstance(value, WeightSource):
+        if value.identity == entry.content:
+            return True
+    elif (place := backing_of(value)) is not None and place == store.place_of(name):
+        return is_unwritten(value)
+    if is_checksum(entry.content):
+        return checksum(value) == entry.content
+    try:
+        return checksum(value) == checksum(store[name])
+    except OffloadStoreError:  # what the store pointed to is gone, so nobody can tell
+        return False

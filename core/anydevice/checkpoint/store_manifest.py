@@ -1,0 +1,219 @@
+"""What an offload folder holds: its manifest, written last. A folder without one is not complete.
+
+The manifest names every weight with its place (file, offset), dtype, shape and *content*: the
+checksum of its bytes, or the identity of the source that they come from. Names, shapes, dtypes and
+contents together are the store's fingerprint. Files are known by size and time of change, so that
+one that was replaced, cut or removed is noticed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from anydevice.errors import OffloadStoreError
+
+__all__ = ["DATA_PREFIX", "LOCK_NAME", "MANIFEST_NAME", "Entry", "Manifest", "StoredFile"]
+
+MANIFEST_NAME: Final = "anydevice-offload.json"
+LOCK_NAME: Final = "anydevice-offload.lock"
+#: Every data file that anydevice writes to an offload folder begins so, and no other file does.
+DATA_PREFIX: Final = "anydevice-offload-"
+
+_FORMAT: Final = "anydevice offload store"
+_VERSION: Final = 1
+#: A manifest takes about 150 bytes a weight; more than this is not one.
+_LARGEST_MANIFEST: Final = 1 << 30
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredFile:
+    """A file that holds weights, and how it looked when the store was made.
+
+    Attributes:
+        path: absolute for a file that the store only points into; else a name in its folder.
+        nbytes: its size.
+        mtime_ns: when it last changed, in nanoseconds.
+    """
+
+    path: str
+    nbytes: int
+    mtime_ns: int
+
+    @classmethod
+    def of(cls, path: str | os.PathLike[str], name: str | None = None) -> StoredFile:
+        """Describe the file at ``path`` as it is now; ``name`` is its name in the manifest."""
+        status = os.stat(path)
+        return cls(name or os.path.abspath(path), status.st_size, status.st_mtime_ns)
+
+    def check(self, folder: Path) -> Path:
+        """Return the file's full path.
+
+        Raises:
+            OffloadStoreError: it is gone, or no longer what it was.
+        """
+        path = folder / self.path
+        try:
+            now = StoredFile.of(path)
+        except OSError as error:
+            raise OffloadStoreError(
+                f"{path}, which holds weights of the offload store {folder}, cannot be opened: "
+                f"{error.strerror or error}. {_again(folder)}"
+            ) from None
+        if now.nbytes != self.nbytes:
+            raise OffloadStoreError(
+                f"{path} changed under the offload store {folder}: it has {now.nbytes} bytes, and "
+                f"had {self.nbytes}. {_again(folder)}"
+            )
+        if now.mtime_ns != self.mtime_ns:
+            raise OffloadStoreError(
+                f"{path} was written to after the offload store {folder} was made. {_again(folder)}"
+            )
+        return path
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """One weight.
+
+    Attributes:
+        file: the file that holds it.
+        offset: of its first byte, from the file's beginning.
+        dtype: its dtype.
+        shape: its shape.
+        content: what tells its bytes from others': ``"crc32:..."``, or the identity of a source.
+    """
+
+    file: StoredFile
+    offset: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    content: str
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """All weights of a store, by name."""
+
+    entries: Mapping[str, Entry]
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for stores of the same weights: a digest of names, dtypes, shapes and contents."""
+        digest = hashlib.sha256()
+        for name, entry in sorted(self.entries.items()):
+            digest.update(repr((name, str(entry.dtype), entry.shape, entry.content)).encode())
+        return digest.hexdigest()
+
+    @property
+    def files(self) -> list[StoredFile]:
+        """The files that hold weights, each once."""
+        return list(dict.fromkeys(entry.file for entry in self.entries.values()))
+
+    def dump(self) -> bytes:
+        """As the bytes of the manifest's file."""
+        numbers = {file: number for number, file in enumerate(self.files)}
+        tensors = {
+            name: {
+                "file": numbers[entry.file],
+                "offset": entry.offset,
+                "dtype": str(entry.dtype).removeprefix("torch."),
+                "shape": list(entry.shape),
+                "content": entry.content,
+            }
+            for name, entry in self.entries.items()
+        }
+        return json.dumps(
+            {
+                "format": _FORMAT,
+                "version": _VERSION,
+                "fingerprint": self.fingerprint,
+                "files": [dataclasses.asdict(file) for file in numbers],
+                "tensors": tensors,
+            }
+        ).encode()
+
+    @classmethod
+    def read(cls, folder: Path) -> Manifest:
+        """Read the manifest of a folder.
+
+        Raises:
+            FileNotFoundError: there is none.
+            OffloadStoreError: it is not a manifest, or contradicts itself.
+        """
+        path = folder / MANIFEST_NAME
+        if path.stat().st_size > _LARGEST_MANIFEST:
+            raise _broken(path, "it is too large")
+        try:
+            data = json.loads(path.read_bytes())
+            if data["format"] != _FORMAT or data["version"] != _VERSION:
+                raise _broken(path, f"it is of version {data['version']!r}, known is {_VERSION}")
+            files = [_read_file(item, path) for item in data["files"]]
+            entries = {
+                name: _read_entry(name, item, files, path) for name, item in data["tensors"].items()
+            }
+        except (
+            ValueError,
+            KeyError,
+            IndexError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+        ) as error:
+            raise _broken(path, f"{type(error).__name__}: {error!s:.200}") from None
+        manifest = cls(entries)
+        if manifest.fingerprint != data.get("fingerprint"):
+            raise _broken(path, "its fingerprint is not that of its weights")
+        return manifest
+
+
+def _read_file(item: Any, manifest: Path) -> StoredFile:
+    file = StoredFile(str(item["path"]), _natural(item["nbytes"]), _natural(item["mtime_ns"]))
+    # What the store wrote lies beside the manifest; what it points into is named in full.
+    if not os.path.isabs(file.path) and (
+        os.path.basename(file.path) != file.path or not file.path.startswith(DATA_PREFIX)
+    ):
+        raise _broken(manifest, f"the file {file.path!r} is not one that it can hold")
+    return file
+
+
+def _read_entry(name: str, item: Any, files: list[StoredFile], manifest: Path) -> Entry:
+    dtype = getattr(torch, str(item["dtype"]), None)
+    if not isinstance(dtype, torch.dtype):
+        raise _broken(manifest, f"{name!r} has the unknown dtype {item['dtype']!r}")
+    shape = tuple(_natural(size) for size in item["shape"])
+    file = files[_natural(item["file"])]
+    entry = Entry(file, _natural(item["offset"]), dtype, shape, str(item["content"]))
+    if entry.offset + entry.nbytes > file.nbytes or entry.offset % dtype.itemsize:
+        raise _broken(manifest, f"{name!r} does not lie inside {file.path!r}")
+    return entry
+
+
+def _natural(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is not a size")
+    return value
+
+
+def _broken(manifest: Path, why: str) -> OffloadStoreError:
+    return OffloadStoreError(
+        f"{manifest} is not the manifest of an offload store: {why}. "
+        f"Remove {manifest.parent}, or name another folder."
+    )
+
+
+def _again(folder: Path) -> str:
+    return f"Offload the model again, with {folder} removed or to another folder."
