@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-pytest_plugins = ["anydevice_conformance.simulator.testing"]
+from anydevice_conformance.simulator.testing import simulator  # noqa: F401 - a fixture
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -15,14 +15,10 @@ def _one_thread():
 
 
 @pytest.fixture
-def sim():
+def sim(simulator):  # noqa: F811 - the fixture above
     """Two simulated accelerators of 64 MiB, whose streams run only when something waits for them."""
-    from anydevice_conformance import simulator
-    from anydevice_conformance.simulator.testing import clean
-
     simulator.configure(devices=2, memory="64MiB", mode="lazy")
-    yield simulator
-    clean()
+    return simulator
 
 
 @pytest.fixture(scope="session")

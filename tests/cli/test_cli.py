@@ -58,7 +58,14 @@ def test_run_prints_devices_placement_result_and_peaks(capsys, tiny_llama, sim):
     budgets = ["0=120KiB", "1=90KiB", "cpu=50KiB"]
     assert cli.main(["run", str(tiny_llama), "--max-memory", *budgets]) == 0
     out = capsys.readouterr().out
-    for part in ("sim:0", "disk", "LlamaForCausalLM", "synthetic batch ->", "loaded in", "PEAK MEMORY"):
+    for part in (
+        "sim:0",
+        "disk",
+        "LlamaForCausalLM",
+        "synthetic batch ->",
+        "loaded in",
+        "PEAK MEMORY",
+    ):
         assert part in out, f"{part!r} is missing in:\n{out}"
 
 
@@ -106,7 +113,9 @@ def test_demo_without_a_compiler_goes_on_with_cpu_and_disk(tmp_path):
     assert "disk" in done.stdout
 
 
-@pytest.mark.parametrize("command", ["devices", "backends", "run", "demo", "certify", "new-backend"])
+@pytest.mark.parametrize(
+    "command", ["devices", "backends", "run", "demo", "certify", "new-backend"]
+)
 def test_every_command_has_help(command, capsys):
     with pytest.raises(SystemExit) as stopped:
         cli.main([command, "--help"])

@@ -42,7 +42,9 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
         metavar="DEVICE=SIZE",
         help="budgets, such as 0=10GiB cpu=32GiB; by default what is free",
     )
-    parser.add_argument("--device-map", default="auto", help="auto, balanced, sequential, or a device")
+    parser.add_argument(
+        "--device-map", default="auto", help="auto, balanced, sequential, or a device"
+    )
     parser.add_argument("--dtype", help="such as bfloat16; by default the checkpoint's own")
     parser.add_argument("--revision", help="branch, tag or commit of a Hub repo")
     parser.add_argument("--offload-folder", help="where weights are written that must be written")

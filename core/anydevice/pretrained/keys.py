@@ -149,7 +149,9 @@ def _plan(
 
 def _rename(model: Any, name: str, expected: dict[str, torch.Tensor]) -> str:
     """The rules of transformers 4: patterns of the class, old spellings, the base model's prefix."""
-    for pattern, replacement in (getattr(model, "_checkpoint_conversion_mapping", None) or {}).items():
+    for pattern, replacement in (
+        getattr(model, "_checkpoint_conversion_mapping", None) or {}
+    ).items():
         name = re.sub(pattern, replacement, name)
     if name not in expected:
         spelled = re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name))
