@@ -169,16 +169,21 @@ def _write(folder: Path, tensors: Mapping[str, Storable], point: bool) -> Offloa
 
 
 def _point_to(value: Storable) -> Entry | None:
-    """The place of a tensor's bytes in the file that it views, if they are still the file's."""
-    if isinstance(value, WeightSource):
-        return None
-    place = backing_of(value)
-    # Flags of lazy conjugation and negation say that the values are not the bytes.
-    if place is None or value.is_conj() or value.is_neg() or not is_unwritten(value):
+    """An entry for a weight that need not be written; None for one that must."""
+    place = _resting_place(value)
+    if place is None:
         return None
     file = StoredFile.of(place.path)
     content = f"file:{file.path}:{file.nbytes}:{file.mtime_ns}:{place.offset}"
     return Entry(file, place.offset, value.dtype, tuple(value.shape), content)
+
+
+def _resting_place(value: Storable) -> FileSlice | None:
+    """The place of a tensor's bytes in the file that it views, if they are still the file's."""
+    # Flags of lazy conjugation and negation say that the values are not the bytes.
+    if isinstance(value, WeightSource) or value.is_conj() or value.is_neg():
+        return None
+    return backing_of(value) if is_unwritten(value) else None
 
 
 # ---------------------------------------------------------------------- a store that is there
@@ -230,11 +235,10 @@ def _difference(store: OffloadStore, tensors: Mapping[str, Storable]) -> str | N
 
 def _same_content(store: OffloadStore, name: str, value: Storable) -> bool:
     entry = store.manifest.entries[name]
-    if isinstance(value, WeightSource):
-        if value.identity == entry.content:
-            return True
-    elif (place := backing_of(value)) is not None and place == store.place_of(name):
-        return is_unwritten(value)
+    if isinstance(value, WeightSource) and value.identity == entry.content:
+        return True
+    if _resting_place(value) == store.place_of(name):
+        return True
     if is_checksum(entry.content):
         return checksum(value) == entry.content
     try:

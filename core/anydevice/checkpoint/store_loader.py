@@ -135,8 +135,6 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
 
     def _read(self, name: str) -> torch.Tensor:
         item = self.index[name]
-        if isinstance(item, torch.Tensor):  # the index is an `OffloadStore`, or its like
-            return item
         try:
             if isinstance(item, Mapping) and item.get("safetensors_file") is not None:
                 return _read_safetensors(name, item)

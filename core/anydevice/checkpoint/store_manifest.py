@@ -165,14 +165,7 @@ class Manifest:
             entries = {
                 name: _read_entry(name, item, files, path) for name, item in data["tensors"].items()
             }
-        except (
-            ValueError,
-            KeyError,
-            IndexError,
-            TypeError,
-            AttributeError,
-            RecursionError,
-        ) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise _broken(path, f"{type(error).__name__}: {error!s:.200}") from None
         manifest = cls(entries)
         if manifest.fingerprint != data.get("fingerprint"):
