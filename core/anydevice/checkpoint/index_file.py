@@ -1,0 +1,120 @@
+"""The index of a sharded checkpoint, and paths that must not leave their folder."""
+
+from __future__ import annotations
+
+import math
+import ntpath
+import os
+from pathlib import Path
+
+from anydevice.checkpoint.mapped import FileIdentity
+from anydevice.checkpoint.strict_json import LARGEST_JSON, parse_json
+from anydevice.errors import CheckpointNotFoundError, CorruptCheckpointError, UnsafeCheckpointError
+
+__all__ = ["inside", "read_index"]
+
+
+def read_index(path: str, *, must_exist: bool = True) -> dict[str, str]:
+    """Read which file of the index's folder holds each tensor.
+
+    Args:
+        path: of the index, absolute.
+        must_exist: whether the files it names have to be there.
+
+    Returns:
+        Tensor name to the absolute path of its file, which lies in the index's folder.
+
+    Raises:
+        CheckpointNotFoundError: the index or a shard is missing.
+        CorruptCheckpointError: it is no index.
+        UnsafeCheckpointError: it names a file outside of its folder.
+    """
+    size = FileIdentity.of(path).size
+    if size > LARGEST_JSON:
+        raise CorruptCheckpointError(
+            f"{path} has {size:,} bytes; an index has at most {LARGEST_JSON:,}"
+        )
+    try:
+        raw = Path(path).read_bytes()
+    except OSError as error:
+        raise CheckpointNotFoundError(f"cannot read {path}: {error.strerror}") from None
+    found = parse_json(raw, path)
+    weight_map = found.get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CorruptCheckpointError(
+            f"{path} is not the index of a checkpoint: it has no weight_map (tensor names to files)"
+        )
+    _check_total(path, found.get("metadata"))
+    folder = os.path.dirname(path)
+    shards: dict[str, str] = {}
+    for name, shard in weight_map.items():
+        if not isinstance(shard, str):
+            raise CorruptCheckpointError(
+                f"{path} gives {shard!r:.200} as the file of {name!r:.200}"
+            )
+        if shard not in shards:
+            shards[shard] = inside(folder, shard, f"{path} names")
+    if must_exist:
+        _require_all(path, shards)
+    return {name: shards[shard] for name, shard in weight_map.items()}
+
+
+def _check_total(path: str, metadata: object) -> None:
+    """Make sure that the total is a number of bytes; writers differ on what is in it."""
+    total = metadata.get("total_size") if isinstance(metadata, dict) else None
+    if total is None:
+        return
+    good = isinstance(total, (int, float)) and not isinstance(total, bool)
+    if not good or not math.isfinite(total) or total < 0:
+        raise CorruptCheckpointError(f"{path} gives {total!r:.100} as its total_size")
+
+
+def _require_all(path: str, shards: dict[str, str]) -> None:
+    missing = [name for name, full in shards.items() if not os.path.exists(full)]
+    if missing:
+        shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if missing[5:] else "")
+        raise CheckpointNotFoundError(
+            f"{len(missing)} of the {len(shards)} files that {path} names are missing: {shown}. "
+            "Fetch them too."
+        )
+
+
+def inside(folder: str, name: str, who: str) -> str:
+    """The path of ``name``, made sure to lie in ``folder`` also after symbolic links.
+
+    The Hub's cache is let through: its snapshots are links to the ``blobs`` of the same repository.
+
+    Args:
+        folder: absolute.
+        name: relative to it.
+        who: begins the message, such as ``"model.index.json names"``.
+
+    Raises:
+        UnsafeCheckpointError: it lies elsewhere.
+    """
+    parts = name.replace("\\", "/").split("/")
+    if (
+        not name
+        or "\0" in name
+        or os.path.isabs(name)
+        or ntpath.splitdrive(name)[0]
+        or ".." in parts
+    ):
+        raise UnsafeCheckpointError(f"{who} {name!r:.200}, which is outside of its folder {folder}")
+    path = os.path.join(folder, name)
+    real = os.path.realpath(path)
+    roots = [os.path.realpath(folder), *_hub_blobs(folder)]
+    if not any(real.startswith(root.rstrip(os.sep) + os.sep) for root in roots):
+        raise UnsafeCheckpointError(
+            f"{who} {name!r:.200}, a link that leads out of its folder, to {real}. "
+            "If you trust it, give that file (or its folder) itself."
+        )
+    return path
+
+
+def _hub_blobs(folder: str) -> list[str]:
+    """The blobs of the Hub repository of which ``folder`` is (in) a snapshot, if it is."""
+    for parent in Path(os.path.abspath(folder)).parents:
+        if parent.name == "snapshots" and parent.parent.name.startswith(("models--", "datasets--")):
+            return [os.path.realpath(parent.parent / "blobs")]
+    return []
