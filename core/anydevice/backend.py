@@ -22,8 +22,8 @@ The order in which anydevice calls a backend:
    Nothing else is called while ``device_count()`` is 0.
 2. `memory_info`, `supports_dtype`, `device_name`, while a placement is planned.
 3. `move` and `pin_memory`, while weights are loaded.
-4. `new_stream` once a device, then `use_stream`, `record_event`, `wait_event` and `move` for each
-   block of a forward pass, from any thread.
+4. `new_stream` once a device, then `use_stream`, `record_event`, `wait_event`, `synchronize_event`
+   and `move` for each block of a forward pass, from any thread.
 
 An ``index`` is always an int from 0 to ``device_count() - 1``; sizes are bytes. A member that a
 backend does not claim in `Capabilities` is never called.
@@ -260,6 +260,10 @@ class DeviceBackend:
     def wait_event(self, stream: Any, event: Any) -> None:
         """Make later work on ``stream`` wait for ``event``; the host goes on."""
         stream.wait_event(event)
+
+    def synchronize_event(self, event: Any) -> None:
+        """Make the host wait for the work that ``event`` marks, and for no other."""
+        event.synchronize()
 
     # ------------------------------------------------------------------ numbers
 
