@@ -1,6 +1,92 @@
-"""Run PyTorch models that do not fit on one device, on any accelerator."""
+"""Run PyTorch models that do not fit on one device, on any accelerator.
+
+The names below are imported when they are first asked for, so that ``import anydevice`` is light, and
+starts no device's runtime.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from anydevice._version import __version__
-from anydevice.registry import available_devices, get_backend, list_backends
 
-__all__ = ["__version__", "available_devices", "get_backend", "list_backends"]
+if TYPE_CHECKING:
+    from anydevice.backend import Capabilities, DeviceBackend, MemoryInfo
+    from anydevice.checkpoint import load_checkpoint_in_model
+    from anydevice.dispatch import (
+        cpu_offload,
+        cpu_offload_with_hook,
+        disk_offload,
+        dispatch_model,
+        init_empty_weights,
+        init_on_device,
+        load_checkpoint_and_dispatch,
+        undispatch,
+    )
+    from anydevice.errors import AnyDeviceError
+    from anydevice.placement import Placement, infer_auto_device_map
+    from anydevice.pretrained import from_pretrained
+    from anydevice.registry import available_devices, get_backend, list_backends
+    from anydevice.transfer import profile_transfers
+
+#: Where each public name is defined.
+_HOMES = {
+    "AnyDeviceError": "errors",
+    "Capabilities": "backend",
+    "DeviceBackend": "backend",
+    "MemoryInfo": "backend",
+    "Placement": "placement",
+    "available_devices": "registry",
+    "cpu_offload": "dispatch",
+    "cpu_offload_with_hook": "dispatch",
+    "disk_offload": "dispatch",
+    "dispatch_model": "dispatch",
+    "from_pretrained": "pretrained",
+    "get_backend": "registry",
+    "infer_auto_device_map": "placement",
+    "init_empty_weights": "dispatch",
+    "init_on_device": "dispatch",
+    "list_backends": "registry",
+    "load_checkpoint_and_dispatch": "dispatch",
+    "load_checkpoint_in_model": "checkpoint",
+    "profile_transfers": "transfer",
+    "undispatch": "dispatch",
+}
+
+__all__ = [
+    "AnyDeviceError",
+    "Capabilities",
+    "DeviceBackend",
+    "MemoryInfo",
+    "Placement",
+    "__version__",
+    "available_devices",
+    "cpu_offload",
+    "cpu_offload_with_hook",
+    "disk_offload",
+    "dispatch_model",
+    "from_pretrained",
+    "get_backend",
+    "infer_auto_device_map",
+    "init_empty_weights",
+    "init_on_device",
+    "list_backends",
+    "load_checkpoint_and_dispatch",
+    "load_checkpoint_in_model",
+    "profile_transfers",
+    "undispatch",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'anydevice' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"anydevice.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

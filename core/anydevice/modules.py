@@ -7,6 +7,7 @@ its subclass survive whatever is done here. Only what it holds is exchanged.
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -139,15 +140,35 @@ def _swap(old: torch.Tensor, value: torch.Tensor, requires_grad: bool) -> None:
     """Exchange by `torch.utils.swap_tensors`: across device types, and from meta.
 
     It swaps classes and attributes too, so ``value`` gets ``old``'s first.
+
+    Raises:
+        ModelError: a graph that waits for its backward holds the tensor.
     """
     new = torch.Tensor._make_subclass(type(old), value, requires_grad)
     new.__dict__.update(old.__dict__)
     try:
-        torch.utils.swap_tensors(old, new)  # type: ignore[no-untyped-call]
+        _swap_content(old, new)
     except RuntimeError:
-        # An autograd node of a finished backward may still hold the tensor: let go, try once more.
+        # A node of a finished backward may still hold the tensor: let go, try once more.
         gc.collect()
+        try:
+            _swap_content(old, new)
+        except RuntimeError as error:
+            raise ModelError(
+                f"a tensor of shape {tuple(old.shape)} cannot go to {value.device} now: {error}. "
+                "Run backward, or drop the outputs of the last forward, first."
+            ) from error
+
+
+def _swap_content(old: torch.Tensor, new: torch.Tensor) -> None:
+    if not weakref.getweakrefs(old):
         torch.utils.swap_tensors(old, new)  # type: ignore[no-untyped-call]
+        return
+    # `swap_tensors` refuses tensors with weak references, since these would point to the other one
+    # afterwards. Here that is wanted: the Parameter lives on, and only what it holds is another.
+    if old._use_count() > 1:
+        raise RuntimeError("an autograd graph holds it")
+    torch._C._swap_tensor_impl(old, new)
 
 
 def set_module_tensor_to_device(

@@ -17,7 +17,17 @@ import torch
 from anydevice import registry
 from anydevice.devices import CPU, Device, DeviceLike, parse_device
 
-__all__ = ["find_device", "iter_tensors", "map_tensors", "move_tensor", "send_to_device"]
+__all__ = [
+    "all_on_device",
+    "find_device",
+    "iter_tensors",
+    "map_tensors",
+    "move_tensor",
+    "send_to_device",
+]
+
+#: What holds no tensor, by exact type: the common case is decided without a search.
+_PLAIN = frozenset({type(None), bool, int, float, str, bytes, torch.dtype, torch.device, slice})
 
 
 def move_tensor(
@@ -120,6 +130,33 @@ def iter_tensors(data: Any, depth: int = 8) -> Iterator[torch.Tensor]:
     elif dataclasses.is_dataclass(data) and not isinstance(data, type):
         for field in dataclasses.fields(data):
             yield from iter_tensors(getattr(data, field.name, None), depth - 1)
+
+
+def all_on_device(data: Any, device: torch.device) -> bool:
+    """Whether nothing in nested data has to move to ``device``; quick, and False when in doubt.
+
+    Args:
+        data: a tensor, plain value, list, tuple or dict of them; nested at will.
+        device: with its index.
+    """
+    kind = type(data)
+    if kind is torch.Tensor:
+        return bool(data.device == device)
+    if kind in _PLAIN:
+        return True
+    if kind is tuple or kind is list:
+        for item in data:
+            if not all_on_device(item, device):
+                return False
+        return True
+    if kind is dict:
+        for item in data.values():
+            if not all_on_device(item, device):
+                return False
+        return True
+    if isinstance(data, torch.Tensor):
+        return bool(data.device == device)
+    return False
 
 
 def find_device(data: Any) -> torch.device | None:

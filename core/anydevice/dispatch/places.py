@@ -1,0 +1,233 @@
+"""Where each module of a model runs and where each weight rests; and bringing weights there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from anydevice import registry
+from anydevice.checkpoint.mapped import is_unwritten
+from anydevice.checkpoint.store import write_store
+from anydevice.checkpoint.store_loader import OffloadedWeightsLoader
+from anydevice.devices import CPU, DISK, Device, DeviceLike, resolve_device
+from anydevice.errors import DoesNotFitError, ModelError
+from anydevice.hooks.resting import Weight
+from anydevice.modules import Slot
+from anydevice.placement import DeviceMap, Placement, format_bytes
+from anydevice.sizes import tensor_bytes
+
+__all__ = ["Places", "check_room", "put_in_place"]
+
+_SHOWN = 5
+
+
+class Places:
+    """A device map as it is carried out.
+
+    Args:
+        placement: the map.
+        main: where offloaded modules run.
+        offload_buffers: whether their buffers rest with the parameters.
+    """
+
+    def __init__(self, placement: Placement, main: Device, offload_buffers: bool) -> None:
+        self.placement = placement
+        self.main = main
+        self.offload_buffers = offload_buffers
+        self._map = DeviceMap(placement)
+        self._host_run = frozenset(placement.host_run)
+
+    @classmethod
+    def of(
+        cls, placement: Placement, main_device: DeviceLike | None, offload_buffers: bool
+    ) -> Places:
+        """Read a map.
+
+        Raises:
+            UnknownDeviceError: a device of it is not on this machine.
+        """
+        read = DeviceMap(placement)
+        for device in read.devices:
+            resolve_device(device)
+        if main_device is not None:
+            main = resolve_device(main_device)
+        else:
+            nowhere = placement.blocks and placement.ahead == 0 and placement.main_device is None
+            main = CPU if nowhere and placement.host_run else read.main_device
+        return cls(placement, CPU if main == DISK else main, offload_buffers)
+
+    @property
+    def is_single(self) -> bool:
+        """Whether all runs and rests on one device: nothing has to move after this."""
+        devices = set(self._map.devices)
+        if not devices:
+            return True
+        hosts = {CPU, DISK}
+        return (len(devices) == 1 or devices <= hosts) and (
+            self.main in devices or (devices <= hosts and self.main == CPU)
+        )
+
+    def rest(self, name: str, slot: Slot) -> Device:
+        """Where a weight rests."""
+        device = self._map.lookup(name)
+        if device.is_accelerator or not slot.is_buffer or self.offload_buffers:
+            return device
+        return self._runs(name)
+
+    def execution(self, name: str) -> Device | None:
+        """Where a module runs; None where its parts, in several entries of the map, decide."""
+        key = self._map.key_of(name)
+        if key is None:
+            return None
+        device = self._map.lookup(key)
+        return device if device.is_accelerator else self._runs(name)
+
+    def room(self) -> dict[Device, int]:
+        """Bytes kept free for visiting units, by device."""
+        kept = self.placement.room
+        return {d: kept[str(d)] for d in (*self._map.devices, self.main) if str(d) in kept}
+
+    def _runs(self, name: str) -> Device:
+        """Where an offloaded module runs."""
+        while self._host_run and name:
+            if name in self._host_run:
+                return CPU
+            name = name.rpartition(".")[0]
+        return CPU if "" in self._host_run else self.main
+
+
+def put_in_place(
+    weights: Sequence[Weight],
+    state_dict: Mapping[str, torch.Tensor] | None = None,
+    offload_dir: str | os.PathLike[str] | None = None,
+    offload_index: Mapping[str, Any] | None = None,
+) -> None:
+    """Bring weights where they shall rest; all that can fail is tried before one moves.
+
+    Args:
+        weights: of one model.
+        state_dict: values of weights that rest on the host or the disk.
+        offload_dir: where weights for the disk are written, or are already.
+        offload_index: where each is in ``offload_dir``.
+
+    Raises:
+        ModelError: a weight has no value, or must be written and no folder is given.
+        DoesNotFitError: a device lacks memory, or cannot hold the dtype of a weight.
+        OffloadStoreError: the folder cannot be used.
+    """
+    values = _given(weights, state_dict, offload_dir, offload_index)
+    _check_values(weights, values)
+    to_write = [w for w in weights if w.rest == DISK and not _is_on_disk(values.get(id(w), w.tensor))]
+    if to_write and offload_dir is None:
+        raise ModelError(
+            f"{_some([w.names[0] for w in to_write])} shall rest on the disk and must be written "
+            "there: give offload_dir (offload_folder), the folder for it"
+        )
+    check_room(weights)
+    if to_write and offload_dir is not None:
+        store = write_store(offload_dir, {w.names[0]: values.get(id(w), w.tensor) for w in to_write})
+        values |= {id(w): store[w.names[0]] for w in to_write}
+    for weight in weights:
+        value = values.get(id(weight))
+        if value is not None:
+            weight.hold(value)
+        weight.move()
+
+
+def check_room(weights: Sequence[Weight]) -> None:
+    """Make sure that the devices can take what is to come.
+
+    Raises:
+        DoesNotFitError: a device lacks memory, or cannot hold the dtype of a weight.
+    """
+    coming: dict[Device, int] = defaultdict(int)
+    for weight in weights:
+        device = weight.rest
+        if not device.is_accelerator or weight.is_there:
+            continue
+        if not registry.get_backend(device.torch).supports_dtype(weight.tensor.dtype):
+            raise DoesNotFitError(
+                f"{device} cannot hold {weight.names[0]} of {weight.tensor.dtype}: place it on "
+                "another device, or give the model another dtype"
+            )
+        coming[device] += tensor_bytes(weight.tensor)
+    for device, size in coming.items():
+        free = _free(device)
+        if free is not None and size > free:
+            raise DoesNotFitError(
+                f"weights of {format_bytes(size)} are bound for {device}, which has "
+                f"{format_bytes(free)} free. Give the map less for it, or a budget: "
+                f"max_memory={{'{device}': '{format_bytes(free)}'}}"
+            )
+
+
+def _free(device: Device) -> int | None:
+    """Free bytes of a device; None when it does not tell."""
+    with contextlib.suppress(NotImplementedError):
+        return registry.get_backend(device.torch).memory_info(device.index or 0).free
+    return None
+
+
+def _given(
+    weights: Sequence[Weight],
+    state_dict: Mapping[str, torch.Tensor] | None,
+    offload_dir: str | os.PathLike[str] | None,
+    offload_index: Mapping[str, Any] | None,
+) -> dict[int, torch.Tensor]:
+    """Values that weights shall have in place of their own."""
+    values: dict[int, torch.Tensor] = {}
+    for weight in weights:
+        if weight.rest.is_accelerator and not weight.tensor.is_meta:
+            continue
+        name = next((n for n in weight.names if state_dict is not None and n in state_dict), None)
+        if name is not None and state_dict is not None and not state_dict[name].is_meta:
+            values[id(weight)] = state_dict[name].detach()
+    lacking = [w for w in weights if w.tensor.is_meta and id(w) not in values]
+    stored = _stored(offload_dir, offload_index) if lacking or offload_index else {}
+    wanted = [w for w in weights if w.rest == DISK] if offload_index else lacking
+    for weight in {id(w): w for w in (*lacking, *wanted)}.values():
+        name = next((n for n in weight.names if n in stored), None)
+        if name is not None and id(weight) not in values:
+            values[id(weight)] = stored[name]
+    return values
+
+
+def _stored(
+    offload_dir: str | os.PathLike[str] | None, offload_index: Mapping[str, Any] | None
+) -> Mapping[str, torch.Tensor]:
+    """What the offload folder holds already; nothing when there is no store in it."""
+    if offload_index is None and (offload_dir is None or not os.path.isdir(offload_dir)):
+        return {}
+    if offload_index is None and not any(name.endswith(".json") for name in os.listdir(offload_dir or ".")):
+        return {}
+    return OffloadedWeightsLoader(save_folder=offload_dir, index=offload_index)
+
+
+def _check_values(weights: Sequence[Weight], values: Mapping[int, torch.Tensor]) -> None:
+    empty = [w.names[0] for w in weights if w.tensor.is_meta and id(w) not in values]
+    if empty:
+        raise ModelError(
+            f"{_some(empty)} have no value (they are on meta): load a checkpoint first, as "
+            "load_checkpoint_and_dispatch does, or give their values in state_dict"
+        )
+    for weight in weights:
+        value = values.get(id(weight))
+        if value is not None and value.shape != weight.tensor.shape:
+            raise ModelError(
+                f"{weight.names[0]} has shape {tuple(weight.tensor.shape)}, the value given for it "
+                f"{tuple(value.shape)}"
+            )
+
+
+def _is_on_disk(tensor: torch.Tensor) -> bool:
+    return tensor.numel() == 0 or is_unwritten(tensor)
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(names[:_SHOWN])
+    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"

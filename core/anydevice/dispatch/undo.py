@@ -1,0 +1,90 @@
+"""From a dispatched model back to an ordinary one."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from anydevice import registry
+from anydevice.checkpoint.mapped import backing_of
+from anydevice.devices import CPU, DeviceLike, resolve_device
+from anydevice.dispatch.models import ENGINE
+from anydevice.dispatch.places import check_room
+from anydevice.errors import DeviceMapError, DoesNotFitError
+from anydevice.hooks import remove_hook_from_submodules
+from anydevice.hooks.resting import Weight, gather_weights
+from anydevice.modules import iter_slots
+from anydevice.placement import format_bytes
+from anydevice.sizes import tensor_bytes
+from anydevice.tensors import move_tensor
+
+__all__ = ["get_state_dict_offloaded_model", "undispatch"]
+
+#: What `dispatch_model` sets on a model.
+_MARKS = ("hf_device_map", "anydevice_placement")
+
+
+def undispatch(model: nn.Module, device: DeviceLike = "cpu") -> nn.Module:
+    """Bring a dispatched model to one device, as an ordinary model without hooks.
+
+    Weights on disk are read into memory. Parameters stay the same objects.
+
+    Args:
+        model: changed in place; one that was never dispatched is just moved.
+        device: any spelling of one device.
+
+    Returns:
+        The model.
+
+    Raises:
+        DoesNotFitError: the device lacks memory for it; nothing has changed then.
+        UnknownDeviceError: the device is not here.
+        DeviceMapError: the device is the disk, or meta.
+        ModelError: a weight is on meta.
+    """
+    place = resolve_device(device)
+    if not (place.is_accelerator or place == CPU):
+        raise DeviceMapError(f"a model cannot run on {place}: name the host or an accelerator")
+    weights = gather_weights(iter_slots(model), lambda _name, _slot: place)
+    check_room(weights)
+    coming = [w for w in weights if place == CPU and _comes_to_memory(w)]
+    needed = sum(tensor_bytes(w.tensor) for w in coming)
+    free = registry.get_backend(CPU.type).memory_info(0).free
+    if needed > free:
+        raise DoesNotFitError(
+            f"the model needs {format_bytes(needed)} of memory that it does not have yet, and "
+            f"{format_bytes(free)} are free. Leave it dispatched, or use remove_hook_from_submodules, "
+            "which leaves weights on disk as views of their files."
+        )
+    remove_hook_from_submodules(model)
+    engine = model.__dict__.pop(ENGINE, None)
+    if engine is not None:
+        engine.close()
+    for mark in _MARKS:
+        model.__dict__.pop(mark, None)
+    for weight in weights:
+        weight.move()
+        if place == CPU and backing_of(weight.tensor) is not None:
+            weight.hold(weight.tensor.detach().clone())
+    return model
+
+
+def get_state_dict_offloaded_model(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return a dispatched model's state dict, all of it on the host.
+
+    Weights on disk are views of their files. ``model.state_dict()`` is as complete; it gives each
+    weight where it rests.
+
+    Args:
+        model: dispatched or not.
+    """
+    state = model.state_dict()
+    return {
+        name: move_tensor(value, CPU) if isinstance(value, torch.Tensor) else value
+        for name, value in state.items()
+    }
+
+
+def _comes_to_memory(weight: Weight) -> bool:
+    tensor = weight.tensor
+    return not tensor.is_meta and (not weight.is_there or backing_of(tensor) is not None)

@@ -1,0 +1,176 @@
+"""Attaching hooks to all modules of a model that need them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from anydevice.devices import CPU, Device, DeviceLike, parse_device
+from anydevice.hooks.align import AlignDevicesHook
+from anydevice.hooks.base import add_hook_to_module
+from anydevice.hooks.resting import gather_weights
+from anydevice.hooks.units import Layout, attach_units
+from anydevice.modules import Slot, iter_slots
+from anydevice.placement import DeviceMap, find_blocks
+from anydevice.tensors import move_tensor
+from anydevice.transfer import Engine
+
+__all__ = [
+    "attach_align_device_hook",
+    "attach_align_device_hook_on_blocks",
+    "attach_execution_device_hook",
+]
+
+TiedParams = dict[int, dict[torch.device, torch.Tensor]]
+
+
+def attach_execution_device_hook(
+    module: nn.Module,
+    execution_device: DeviceLike,
+    skip_keys: str | list[str] | None = None,
+    preload_module_classes: list[str] | None = None,
+    tied_params_map: TiedParams | None = None,
+) -> None:
+    """Make every submodule with weights run on a device: its weights and its inputs go there.
+
+    Args:
+        module: changed in place. Submodules that have a hook already keep it, and get no other.
+        execution_device: where all run.
+        skip_keys: keys of mappings that are not moved.
+        preload_module_classes: classes whose modules are taken as a whole: their parts get no hook.
+        tied_params_map: accepted for compatibility; ties hold without it.
+    """
+    whole = type(module).__name__ in (preload_module_classes or ())
+    if "_hf_hook" not in module.__dict__ and next(iter_slots(module), None) is not None:
+        hook = AlignDevicesHook(
+            execution_device, skip_keys=skip_keys, place_submodules=whole, tied_params_map=tied_params_map
+        )
+        add_hook_to_module(module, hook)
+    if not whole:
+        for child in module.children():
+            attach_execution_device_hook(
+                child, execution_device, skip_keys, preload_module_classes, tied_params_map
+            )
+
+
+def attach_align_device_hook(
+    module: nn.Module,
+    execution_device: DeviceLike | None = None,
+    offload: bool = False,
+    weights_map: Mapping[str, torch.Tensor] | None = None,
+    offload_buffers: bool = False,
+    module_name: str = "",
+    skip_keys: str | list[str] | None = None,
+    preload_module_classes: list[str] | None = None,
+    tied_params_map: TiedParams | None = None,
+) -> None:
+    """Make a module and its parts run on a device, their weights offloaded or not.
+
+    Offloaded weights travel in units as large as is good, not one by one: `anydevice.hooks.units`.
+
+    Args:
+        module: changed in place.
+        execution_device: where it runs; the device of its first weight by default.
+        offload: whether the weights rest on the host outside of forwards.
+        weights_map: full names to host tensors that the offloaded weights shall hold.
+        offload_buffers: whether buffers rest on the host too.
+        module_name: the module's full name, which begins the names in ``weights_map``.
+        skip_keys: keys of mappings that are not moved.
+        preload_module_classes: classes whose modules are brought as a whole before their forward.
+        tied_params_map: accepted for compatibility; ties hold without it.
+
+    Raises:
+        ModelError: a weight is on meta and has no value.
+    """
+    attach_align_device_hook_on_blocks(
+        module,
+        execution_device if execution_device is not None else _own_device(module),
+        offload,
+        weights_map,
+        offload_buffers,
+        module_name,
+        skip_keys,
+        preload_module_classes,
+        tied_params_map,
+    )
+
+
+def attach_align_device_hook_on_blocks(
+    module: nn.Module,
+    execution_device: DeviceLike | Mapping[str, DeviceLike] | None = None,
+    offload: bool | Mapping[str, bool] = False,
+    weights_map: Mapping[str, torch.Tensor] | None = None,
+    offload_buffers: bool = False,
+    module_name: str = "",
+    skip_keys: str | list[str] | None = None,
+    preload_module_classes: list[str] | None = None,
+    tied_params_map: TiedParams | None = None,
+) -> None:
+    """Make the blocks of a model run each on its device, their weights offloaded or not.
+
+    Args:
+        module: changed in place.
+        execution_device: one device, or full names of blocks to devices.
+        offload: one answer, or full names of blocks to answers.
+        weights_map: full names to host tensors that the offloaded weights shall hold.
+        offload_buffers: whether buffers of offloaded blocks rest on the host too.
+        module_name: the module's full name.
+        skip_keys: keys of mappings that are not moved.
+        preload_module_classes: classes whose modules are brought as a whole before their forward.
+        tied_params_map: accepted for compatibility; ties hold without it.
+
+    Raises:
+        DeviceMapError: weights of the module belong to none of the blocks named.
+        ModelError: a weight is on meta and has no value.
+    """
+    if execution_device is None:
+        execution_device = _own_device(module)
+    if not isinstance(execution_device, Mapping):
+        execution_device = dict.fromkeys(offload if isinstance(offload, Mapping) else [module_name], execution_device)
+    places = DeviceMap(execution_device)
+    offloads = offload if isinstance(offload, Mapping) else dict.fromkeys(execution_device, offload)
+
+    def rest(name: str, slot: Slot) -> Device:
+        rests = bool(_nearest(offloads, name)) and (offload_buffers or not slot.is_buffer)
+        return CPU if rests else places.lookup(name)
+
+    for weight in gather_weights(iter_slots(module, module_name), rest):
+        name = next((n for n in weight.names if weights_map is not None and n in weights_map), None)
+        if weight.rest == CPU and weights_map is not None and name is not None:
+            weight.hold(move_tensor(weights_map[name].detach(), CPU))
+        else:
+            weight.move()
+    layout = Layout(
+        execution=lambda name: _covering(places, name),
+        main=places.main_device,
+        blocks=[_join(module_name, name) for name in find_blocks(module)],
+        preload=preload_module_classes or (),
+        skip_keys=skip_keys,
+        io_same_device=module_name == "",
+        prefix=module_name,
+    )
+    attach_units(module, layout, Engine())
+
+
+def _own_device(module: nn.Module) -> Device:
+    tensor = next((slot.get() for _, slot in iter_slots(module)), None)
+    return CPU if tensor is None or tensor.is_meta else parse_device(tensor.device)
+
+
+def _covering(places: DeviceMap, name: str) -> Device | None:
+    key = places.key_of(name)
+    return None if key is None else places.lookup(key)
+
+
+def _nearest(answers: Mapping[str, Any], name: str) -> Any:
+    """The answer for a name: that of its longest prefix."""
+    while name and name not in answers:
+        name = name.rpartition(".")[0]
+    return answers.get(name, False)
+
+
+def _join(prefix: str, name: str) -> str:
+    return f"{prefix}.{name}" if prefix and name else prefix or name

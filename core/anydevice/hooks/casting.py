@@ -1,0 +1,129 @@
+"""Weights kept in a small dtype and computed with in a larger one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from anydevice.devices import Device, parse_device
+from anydevice.hooks.base import ModelHook, add_hook_to_module
+from anydevice.modules import Slot, exchange, iter_slots
+from anydevice.transfer import Engine, Unit
+
+__all__ = ["LayerwiseCastingHook", "attach_layerwise_casting_hooks"]
+
+
+class LayerwiseCastingHook(ModelHook):
+    """Keeps the floating-point weights of a module in one dtype, and computes with them in another.
+
+    The weights lose precision, once, when the hook is attached; memory is saved from then on. Removing
+    the hook leaves them in the storage dtype.
+
+    Args:
+        storage_dtype: the dtype in which weights rest, such as ``torch.float8_e4m3fn``.
+        compute_dtype: the dtype that they have during the forward, such as ``torch.bfloat16``.
+        non_blocking: accepted for compatibility: casts are queued on the device in any case.
+    """
+
+    def __init__(
+        self, storage_dtype: torch.dtype, compute_dtype: torch.dtype, non_blocking: bool
+    ) -> None:
+        self.storage_dtype = storage_dtype
+        self.compute_dtype = compute_dtype
+        self.non_blocking = non_blocking
+        self._engine = Engine(prefetch_depth=0)
+        self._slots: list[tuple[str, Slot]] = []
+        self._units: dict[Device, Unit] = {}
+
+    def init_hook(self, module: nn.Module) -> nn.Module:
+        """Cast the module's weights to the storage dtype; the Parameters stay the same objects."""
+        self._slots = [(n, s) for n, s in iter_slots(module) if _is_floating(s)]
+        for _, slot in self._slots:
+            tensor = slot.get()
+            if tensor is not None and tensor.dtype != self.storage_dtype:
+                exchange(slot, tensor.detach().to(self.storage_dtype))
+        return module
+
+    def run_forward(
+        self,
+        module: nn.Module,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Run the forward with the weights in the compute dtype.
+
+        It is done here and not in `pre_forward`, so that a hook that brings weights to a device is
+        always around it.
+        """
+        first = self._slots[0][1].get() if self._slots else None
+        if first is None:
+            return forward(*args, **kwargs)
+        device = parse_device(first.device)
+        unit = self._units.get(device)
+        if unit is None:
+            unit = self._units[device] = self._engine.unit(
+                type(module).__name__, self._slots, device, compute_dtype=self.compute_dtype
+            )
+        with unit:
+            return forward(*args, **kwargs)
+
+    def detach_hook(self, module: nn.Module) -> nn.Module:
+        """Leave the weights in the storage dtype."""
+        self._units.clear()
+        self._engine.close()
+        return module
+
+
+def attach_layerwise_casting_hooks(
+    module: nn.Module,
+    storage_dtype: torch.dtype,
+    compute_dtype: torch.dtype,
+    skip_modules_pattern: str | tuple[str, ...] | None = None,
+    skip_modules_classes: tuple[type[nn.Module], ...] | None = None,
+    non_blocking: bool = False,
+) -> None:
+    """Keep the weights of a model's leaf modules in a small dtype, and compute in a larger one.
+
+    Args:
+        module: the model; changed in place.
+        storage_dtype: the dtype in which weights rest.
+        compute_dtype: the dtype that a module's weights have during its forward.
+        skip_modules_pattern: regular expressions; modules whose full name one is found in are left as
+            they are, with all their parts. None, together with ``skip_modules_classes``: the hook is
+            put on ``module`` itself.
+        skip_modules_classes: modules of these classes are left as they are.
+        non_blocking: see `LayerwiseCastingHook`.
+    """
+    if skip_modules_pattern is None and skip_modules_classes is None:
+        add_hook_to_module(
+            module, LayerwiseCastingHook(storage_dtype, compute_dtype, non_blocking), append=True
+        )
+        return
+    patterns = (skip_modules_pattern,) if isinstance(skip_modules_pattern, str) else skip_modules_pattern
+    done: set[int] = set()
+
+    def visit(name: str, part: nn.Module) -> None:
+        skipped = isinstance(part, skip_modules_classes or ()) or any(
+            re.search(pattern, name) for pattern in patterns or ()
+        )
+        if skipped or id(part) in done:
+            return
+        done.add(id(part))
+        children = [(n, c) for n, c in part._modules.items() if c is not None]
+        if not children and next(iter_slots(part, recurse=False), None) is not None:
+            hook = LayerwiseCastingHook(storage_dtype, compute_dtype, non_blocking)
+            add_hook_to_module(part, hook, append=True)
+        for child_name, child in children:
+            visit(f"{name}.{child_name}" if name else child_name, child)
+
+    visit("", module)
+
+
+def _is_floating(slot: Slot) -> bool:
+    tensor = slot.get()
+    return tensor is not None and tensor.is_floating_point()

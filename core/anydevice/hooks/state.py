@@ -1,0 +1,61 @@
+"""Looking at hooked modules, and having their weights at hand outside of a forward."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from torch import nn
+
+from anydevice.devices import DeviceLike, parse_device
+from anydevice.hooks.align import AlignDevicesHook
+from anydevice.hooks.base import HOOK, ModelHook, SequentialHook
+from anydevice.modules import iter_slots
+from anydevice.transfer import Engine
+
+__all__ = ["align_hook_of", "align_module_device", "has_offloaded_params"]
+
+
+def align_hook_of(module: nn.Module) -> AlignDevicesHook | None:
+    """The module's `AlignDevicesHook`, also where it is one of several; None without one."""
+    hook: ModelHook | None = module.__dict__.get(HOOK)
+    hooks = hook.hooks if isinstance(hook, SequentialHook) else (hook,)
+    return next((h for h in hooks if isinstance(h, AlignDevicesHook)), None)
+
+
+def has_offloaded_params(module: nn.Module) -> bool:
+    """Whether a module has a hook that offloads its weights.
+
+    Args:
+        module: the module.
+    """
+    hook = align_hook_of(module)
+    return hook is not None and hook.offload
+
+
+@contextlib.contextmanager
+def align_module_device(
+    module: nn.Module, execution_device: DeviceLike | None = None
+) -> Iterator[None]:
+    """Have the weights of a module and its parts on one device while the context lasts.
+
+    Changes made to them in place inside are kept.
+
+    Args:
+        module: the module; offloaded or not.
+        execution_device: the device; by default that of the module's hook. Without a hook nothing is
+            moved.
+    """
+    hook = align_hook_of(module)
+    device = execution_device
+    if device is None and hook is not None and hook.offload:
+        device = hook.execution_device
+    if device is None:
+        yield
+        return
+    engine = Engine(prefetch_depth=0)
+    try:
+        with engine.unit(type(module).__name__, list(iter_slots(module)), parse_device(device)):
+            yield
+    finally:
+        engine.close()
