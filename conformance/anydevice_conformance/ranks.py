@@ -1,0 +1,124 @@
+"""One of the two processes of the checks of collectives. What it finds is judged by the checks."""
+
+from __future__ import annotations
+
+import datetime
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+
+__all__ = ["STEPS", "run_rank"]
+
+_LIMIT: Final = datetime.timedelta(seconds=60)
+
+
+def run_rank(device_type: str, rank: int, world: int, store: str, index: int) -> dict[str, Any]:
+    """Join the group and take each step; an exception of a step is part of the answer.
+
+    Args:
+        device_type: whose collectives.
+        rank: this process's number.
+        world: how many processes there are.
+        store: a file that the processes find each other by.
+        index: this process's device.
+    """
+    from anydevice import registry
+
+    torch.set_num_threads(1)
+    backend = registry.get_backend(device_type)
+    backend.device_count()
+    device = torch.device("cpu") if device_type == "cpu" else torch.device(device_type, index)
+    found: dict[str, Any] = {}
+    try:
+        _join(backend.collective_backend, device, rank, world, store)
+    except Exception as error:  # noqa: BLE001 - reported
+        return {"start": _words(error)}
+    for name, step in STEPS.items():
+        try:
+            found[name] = step(backend, device, rank, world)
+        except Exception as error:  # noqa: BLE001 - reported
+            found[name] = _words(error)
+    dist.destroy_process_group()
+    return found
+
+
+def _join(name: str | None, device: torch.device, rank: int, world: int, store: str) -> None:
+    set_device = getattr(torch.get_device_module(device.type), "set_device", None)
+    if set_device is not None and device.index is not None:
+        set_device(device.index)
+    dist.init_process_group(
+        name, init_method=f"file://{store}", rank=rank, world_size=world, timeout=_LIMIT
+    )
+
+
+def _words(error: BaseException) -> str:
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error!s:.500} ({last.name})"
+
+
+def _start(backend: Any, device: torch.device, rank: int, world: int) -> Any:
+    tensor = torch.ones(1, device=device)
+    dist.all_reduce(tensor)
+    return [dist.get_backend(), dist.get_world_size(), tensor.cpu().item()]
+
+
+def _all_reduce(backend: Any, device: torch.device, rank: int, world: int) -> Any:
+    found = {}
+    for dtype in (torch.float32, torch.bfloat16, torch.int64):
+        if backend.supports_dtype(dtype):
+            tensor = (torch.arange(100) % 11 + rank).to(dtype).to(device)
+            dist.all_reduce(tensor)
+            found[str(dtype)] = tensor.cpu().double().tolist()
+    return found
+
+
+def _broadcast(backend: Any, device: torch.device, rank: int, world: int) -> Any:
+    values = torch.tensor([1.5, -0.0, float("inf"), 3e38]) if rank == 0 else torch.zeros(4)
+    tensor = values.to(device)
+    dist.broadcast(tensor, src=0)
+    return [tensor.cpu().view(torch.int32).tolist(), tensor.device.type]
+
+
+def _all_gather(backend: Any, device: torch.device, rank: int, world: int) -> Any:
+    mine = torch.full((3,), float(rank + 1), device=device)
+    pieces = [torch.zeros(3, device=device) for _ in range(world)]
+    dist.all_gather(pieces, mine)
+    return [piece.cpu().tolist() for piece in pieces]
+
+
+def _barrier(backend: Any, device: torch.device, rank: int, world: int) -> Any:
+    # On one machine the monotonic clock is one for all processes.
+    if rank == 0:
+        time.sleep(0.5)
+    entered = time.monotonic()
+    dist.barrier()
+    return [entered, time.monotonic()]
+
+
+def _ordered(backend: Any, device: torch.device, rank: int, world: int) -> Any:
+    size = 256
+    found = []
+    for _ in range(3):
+        identity = torch.eye(size, device=device)
+        value = torch.full((size, size), float(rank + 1), device=device)
+        for _ in range(30):
+            value = torch.mm(value, identity)
+        dist.all_reduce(value)
+        value = value * 2
+        found += [value.cpu().min().item(), value.cpu().max().item()]
+    return found
+
+
+#: Name to step: called with the backend, the device, the rank and the number of ranks.
+STEPS: Final[dict[str, Callable[[Any, torch.device, int, int], Any]]] = {
+    "start": _start,
+    "all_reduce": _all_reduce,
+    "broadcast": _broadcast,
+    "all_gather": _all_gather,
+    "barrier": _barrier,
+    "ordered": _ordered,
+}

@@ -1,0 +1,143 @@
+"""PIN: page-locked memory."""
+# ruff: noqa: N802 - a check's name carries its paragraph's id
+
+from __future__ import annotations
+
+import gc
+import time
+
+import torch
+
+from anydevice_conformance.data import DTYPES, same_bits, sample
+from anydevice_conformance.marks import needs
+from anydevice_conformance.subject import Subject
+from anydevice_conformance.work import is_done, long_work
+
+pytestmark = needs("pinned_memory")
+
+
+def test_PIN_001_is_pinned(subject: Subject) -> None:
+    """`pin_memory` gives a pinned host tensor of the same value.
+
+    Found: the result is not page-locked, or is another tensor.
+    Fix: do not claim ``pinned_memory`` where ``Tensor.pin_memory`` returns ordinary memory.
+    """
+    source = sample(torch.float32, 1000, 7)
+    pinned = subject.backend.pin_memory(source)
+    assert pinned.device.type == "cpu", f"it is on {pinned.device}"
+    assert pinned.is_pinned(), "is_pinned() is False"
+    assert not source.is_pinned(), "is_pinned() is True for ordinary memory, too"
+    assert pinned.data_ptr() != source.data_ptr(), "it is the same memory"
+    assert same_bits(pinned, source), "values, dtype or shape changed"
+    view = pinned[10:20]
+    assert view.is_pinned(), "a view of pinned memory is not pinned"
+
+
+def test_PIN_002_original_left_alone(subject: Subject) -> None:
+    """The original does not change, nor follow.
+
+    Found: pinning changed the original, or the two share memory.
+    Fix: copy into a new page-locked block; do not lock the caller's pages.
+    """
+    source = torch.arange(1000.0, requires_grad=False)
+    pinned = subject.backend.pin_memory(source)
+    assert torch.equal(source, torch.arange(1000.0)), "pinning changed the original"
+    pinned.fill_(7)
+    assert torch.equal(source, torch.arange(1000.0)), "the original follows the pinned tensor"
+    again = subject.backend.pin_memory(source)
+    source.fill_(3)
+    assert torch.equal(again, torch.arange(1000.0)), "the pinned tensor follows the original"
+    twice = subject.backend.pin_memory(again)
+    assert twice.is_pinned(), "pinning a pinned tensor unpins it"
+    assert torch.equal(twice, torch.arange(1000.0)), "pinning a pinned tensor changed it"
+
+
+def test_PIN_003_copy_returns_early(subject: Subject, index: int) -> None:
+    """A non-blocking move from pinned memory does not stop the host until the copy is done.
+
+    Found: `move` returned only when the copy was done.
+    Fix: pass ``non_blocking`` on; claim ``pinned_memory`` only where the driver copies by itself.
+    """
+    backend = subject.backend
+    size = min(subject.memory(index).free // 4, 256 << 20)
+    source = backend.pin_memory(torch.ones(size, dtype=torch.uint8))
+    subject.put(source, index)
+    backend.synchronize(index)
+    early, shares = False, []
+    for _ in range(6):
+        begin = time.perf_counter()
+        there = subject.put(source, index, non_blocking=True)
+        if subject.capabilities.streams:
+            event = backend.record_event(backend.current_stream(index))
+            early = early or not is_done(event)
+        returned = time.perf_counter()
+        backend.synchronize(index)
+        shares.append((returned - begin) / (time.perf_counter() - begin))
+        assert there[-1].item() == 1
+        del there
+    if not subject.capabilities.streams:
+        early = min(shares) < 0.5
+    assert early, f"move returned after {min(shares):.0%} of the copy's time"
+
+
+def test_PIN_004_outlives_the_copy(subject: Subject, index: int) -> None:
+    """Pinned memory that is deleted while a copy from it is queued is not used again before.
+
+    Found: the copy delivered what was written to the memory later.
+    Fix: record the stream with the pinned block, and reuse the block only after its copies.
+    """
+    backend, work = subject.backend, long_work(subject, index)
+    values = torch.full((200_000,), 1.0)
+    backend.pin_memory(values)
+    for _ in range(3):
+        busy = work.run()
+        pinned = backend.pin_memory(values)
+        there = subject.put(pinned, index, non_blocking=True)
+        del pinned
+        gc.collect()
+        others = [backend.pin_memory(values * 5) for _ in range(3)]
+        found = subject.fetch(there)
+        assert torch.equal(found, values), "the copy delivered another tensor's values"
+        del others, busy
+        backend.synchronize(index)
+
+
+def test_PIN_005_dtypes_and_layouts(subject: Subject) -> None:
+    """Every dtype and layout keeps its values.
+
+    Found: a dtype, an empty tensor or a view lost its values or shape.
+    Fix: pin ``tensor.contiguous()`` or keep the strides; allow 0 bytes.
+    """
+    pin = subject.backend.pin_memory
+    for dtype in DTYPES:
+        if subject.backend.supports_dtype(dtype):
+            source = sample(dtype, 13, 5)
+            assert same_bits(pin(source), source), f"{dtype} changed"
+    base = torch.arange(240.0)
+    views = {
+        "transposed": base.reshape(16, 15).t(),
+        "stepped": base[::3],
+        "narrowed": base.reshape(24, 10)[3:9, 2:7],
+        "offset": base[7:20],
+        "empty": torch.empty(0, 3),
+        "scalar": torch.tensor(3.5),
+    }
+    for name, view in views.items():
+        pinned = pin(view)
+        assert same_bits(pinned, view), f"{name} changed"
+        assert pinned.numel() == 0 or pinned.is_pinned(), f"{name} is not pinned"
+
+
+def test_PIN_006_results_in_order(subject: Subject, index: int) -> None:
+    """A non-blocking move to the host delivers what was computed when it was queued.
+
+    Found: the result is from before, or from after, the copy's place in the queue.
+    Fix: queue the copy on the current stream, from the tensor's memory as it is then.
+    """
+    backend, work = subject.backend, long_work(subject, index)
+    for _ in range(3):
+        result = work.run() + 1
+        found = subject.fetch(result, non_blocking=True)
+        result.fill_(-5)
+        backend.synchronize(index)
+        assert torch.equal(found, work.pattern + 1), "not what was computed when it was queued"

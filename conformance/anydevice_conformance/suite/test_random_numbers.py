@@ -1,0 +1,130 @@
+"""RNG: seeds and states."""
+# ruff: noqa: N802 - a check's name carries its paragraph's id
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from anydevice_conformance.marks import needs, two_devices
+from anydevice_conformance.subject import Subject
+
+pytestmark = needs("device_rng")
+
+
+def _draw(subject: Subject, index: int, count: int = 64) -> torch.Tensor:
+    return subject.fetch(torch.rand(count, device=subject.device(index)))
+
+
+def test_RNG_001_seed_repeats(subject: Subject) -> None:
+    """A seed makes each device draw the same numbers again.
+
+    Found: after the same seed other numbers came.
+    Fix: `manual_seed_all` seeds the generator of every device, which the device's kernels must use.
+    """
+    backend = subject.backend
+    for seed in (0, 1234, 2**40 + 7):
+        backend.manual_seed_all(seed)
+        first = [_draw(subject, index) for index in subject.indices]
+        backend.manual_seed_all(seed)
+        second = [_draw(subject, index) for index in subject.indices]
+        for index, (one, other) in enumerate(zip(first, second, strict=True)):
+            assert torch.equal(one, other), f"device {index} drew other numbers after seed {seed}"
+
+
+def test_RNG_002_seeds_differ(subject: Subject, index: int) -> None:
+    """Other seeds and later draws give other numbers.
+
+    Found: two seeds, or two draws, gave the same numbers.
+    Fix: pass the seed on, all of it, and do not reset the generator at each draw.
+    """
+    draws = []
+    for seed in (1, 2, 2**31 + 1):
+        subject.backend.manual_seed_all(seed)
+        draws += [_draw(subject, index), _draw(subject, index)]
+    for number, draw in enumerate(draws):
+        assert not any(torch.equal(draw, other) for other in draws[:number]), "numbers repeat"
+
+
+def test_RNG_003_state(subject: Subject, index: int) -> None:
+    """A state that is put back makes the draws since then repeat.
+
+    Found: the state is no uint8 host tensor, or does not bring the numbers back.
+    Fix: return the generator's whole state, a copy of it, and set all of it.
+    """
+    backend = subject.backend
+    backend.manual_seed_all(5)
+    _draw(subject, index, 7)
+    state = backend.rng_state(index)
+    assert isinstance(state, torch.Tensor), f"the state is a {type(state).__name__}"
+    assert state.dtype is torch.uint8, f"the state is {state.dtype}"
+    assert state.device.type == "cpu", f"the state is on {state.device}"
+    kept = state.clone()
+    first = _draw(subject, index)
+    assert torch.equal(state, kept), "the state that was given out changes with later draws"
+    for _ in range(2):
+        backend.set_rng_state(kept, index)
+        assert torch.equal(_draw(subject, index), first), "the draws do not repeat"
+    backend.manual_seed_all(6)
+    backend.set_rng_state(kept, index)
+    assert torch.equal(_draw(subject, index), first), "after another seed the state is not whole"
+
+
+@two_devices
+def test_RNG_004_index_obeyed(subject: Subject) -> None:
+    """One device's state is its own.
+
+    Found: the index was ignored.
+    Fix: use the generator of the device asked for.
+    """
+    backend = subject.backend
+    for here, there in (subject.pair(), subject.pair()[::-1]):
+        backend.manual_seed_all(3)
+        _draw(subject, here, 5)
+        state = backend.rng_state(here)
+        expected_here = _draw(subject, here)
+        before = backend.rng_state(there)
+        expected_there = _draw(subject, there)
+        backend.set_rng_state(before, there)
+        backend.set_rng_state(state, here)
+        assert torch.equal(_draw(subject, there), expected_there), (
+            f"setting the state of device {here} changed device {there}"
+        )
+        assert torch.equal(_draw(subject, here), expected_here), f"state of {here} is not its own"
+
+
+def test_RNG_005_host_left_alone(subject: Subject, index: int) -> None:
+    """The host's generator does not change.
+
+    Found: seeding or setting the device changed the host's numbers.
+    Fix: do not call ``torch.manual_seed``, which seeds all.
+    """
+    if subject.is_host:
+        return
+    backend = subject.backend
+    before = torch.get_rng_state()
+    backend.manual_seed_all(99)
+    backend.set_rng_state(backend.rng_state(index), index)
+    _draw(subject, index)
+    assert torch.equal(torch.get_rng_state(), before), "the host's generator changed"
+
+
+def test_RNG_006_distributions(subject: Subject, index: int) -> None:
+    """`rand` and `randn` have the range, mean and deviation of what they are called.
+
+    Found: the numbers are not distributed as they should be.
+    Fix: check the generator's kernels; a seed that is not mixed gives equal numbers.
+    """
+    count = 40_000
+    subject.backend.manual_seed_all(11)
+    device = subject.device(index)
+    uniform = subject.fetch(torch.rand(count, device=device)).double()
+    normal = subject.fetch(torch.randn(count, device=device)).double()
+    allowed = 5 / math.sqrt(count)
+    assert 0 <= uniform.min() and uniform.max() < 1, "rand left [0, 1)"  # noqa: PT018
+    assert abs(uniform.mean() - 0.5) < allowed / math.sqrt(12), f"rand's mean is {uniform.mean()}"
+    assert abs(uniform.var() - 1 / 12) < allowed / 3, f"rand's variance is {uniform.var()}"
+    assert abs(normal.mean()) < allowed, f"randn's mean is {normal.mean()}"
+    assert abs(normal.std() - 1) < allowed, f"randn's deviation is {normal.std()}"
+    assert len(uniform.unique()) > count * 0.9, "rand repeats itself"
