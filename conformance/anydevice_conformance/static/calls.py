@@ -8,7 +8,7 @@ local variable::
     getattr(self.module, "name")(...)                  may be missing if a default is given
     self._query("name", "other", index)                or else torch.accelerator.other(index)
     self._function("name")(...)                        or else torch.accelerator.name(...)
-    stream.name(...)                                   a method of the module's Stream
+    stream.name(...), event.name(...)                  methods of the module's Stream and Event
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ _NEEDS = {
     "use_stream": "streams",
     "record_event": "streams",
     "wait_event": "streams",
+    "synchronize_event": "streams",
     "pin_memory": "pinned_memory",
     "manual_seed_all": "device_rng",
     "rng_state": "device_rng",
@@ -234,8 +235,8 @@ class _Reader(ast.NodeVisitor):
         if isinstance(node, ast.Name):
             if node.id == "torch":
                 return Target("torch", "")
-            if node.id == "stream":
-                return Target("module", "Stream", optional=True)
+            if node.id in ("stream", "event"):
+                return Target("module", node.id.capitalize(), optional=True)
             return self._variables.get(node.id)
         if isinstance(node, ast.Attribute):
             if _is_name(node.value, "self"):
