@@ -16,7 +16,7 @@ def _one_thread():
 
 @pytest.fixture
 def sim(simulator):  # noqa: F811 - the fixture above
-    """Two simulated accelerators of 64 MiB, whose streams run only when something waits for them."""
+    """Two simulated accelerators of 64 MiB, whose streams run only when waited for."""
     simulator.configure(devices=2, memory="64MiB", mode="lazy")
     return simulator
 

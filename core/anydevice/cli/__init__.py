@@ -1,7 +1,7 @@
 """The ``anydevice`` command.
 
-Subcommands of this package stand beside this file. Other packages add theirs by an entry point in the
-group ``anydevice.commands``: a function ``register(subparsers)`` that adds one parser and calls
+Subcommands of this package stand beside this file. Other packages add theirs by an entry point in
+the group ``anydevice.commands``: a function ``register(subparsers)`` that adds one parser and calls
 ``parser.set_defaults(run=function)``, where ``function(args)`` returns the exit code.
 """
 

@@ -36,22 +36,22 @@ def from_pretrained(
 ) -> Any:
     """Build a transformers model with its weights already in their places.
 
-    The steps: read the config, build the model empty (no memory is taken), plan where each block goes,
-    load the checkpoint straight into place, attach what moves weights and inputs, `eval()`.
+    The steps: read the config, build the model empty (no memory is taken), plan where each block
+    goes, load the checkpoint straight into place, attach what moves weights and inputs, `eval()`.
 
     Args:
         model_class: a transformers class, such as ``AutoModelForCausalLM`` or ``BertModel``; None
             takes the class that the config names.
         path_or_repo: a folder, or a Hub repo id (downloaded through huggingface_hub, with its cache
             and offline mode).
-        device_map: ``"auto"``, ``"balanced"``, ``"balanced_low_0"``, ``"sequential"``, a device, or a
-            mapping of module names to devices.
+        device_map: ``"auto"``, ``"balanced"``, ``"balanced_low_0"``, ``"sequential"``, a device, or
+            a mapping of module names to devices.
         max_memory: budgets per device, bytes or such as ``"10GiB"``; what is free by default.
         dtype: the dtype to hold the weights in; None keeps the one that the config names.
         revision: branch, tag or commit of a Hub repo.
         token: for a private Hub repo.
         variant: such as ``"fp16"``, for files named so.
-        offload_folder: where weights are written that are bound for disk and not in a file as needed.
+        offload_folder: where weights are written that are bound for disk and not in a file yet.
         trust_remote_code: run the model code that the repo carries.
         config: a config object to use in place of the checkpoint's own.
         allow_missing: initialise weights that the checkpoint lacks as the model does for training,
@@ -60,13 +60,14 @@ def from_pretrained(
         **dispatch_options: passed on to `anydevice.load_checkpoint_and_dispatch`.
 
     Returns:
-        The model, with ``anydevice_placement`` (the `anydevice.Placement`) and ``hf_device_map`` set.
+        The model, with ``hf_device_map`` set, and ``anydevice_placement`` (a `Placement`).
 
     Raises:
         MissingDependencyError: transformers is not installed.
         CheckpointNotFoundError: no checkpoint or config there.
         CheckpointMismatchError: the checkpoint lacks weights of the model, or shapes differ.
-        DeviceMapError, BudgetError, UnknownDeviceError: see `anydevice.load_checkpoint_and_dispatch`.
+        DeviceMapError, BudgetError, UnknownDeviceError: see
+            `anydevice.load_checkpoint_and_dispatch`.
     """
     transformers = _transformers()
     folder = fetch_checkpoint(path_or_repo, revision=revision, token=token, variant=variant)

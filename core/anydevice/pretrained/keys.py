@@ -1,9 +1,9 @@
 """A checkpoint seen with the names that a transformers model has today.
 
 Names change between releases: a base model's prefix comes or goes, ``gamma`` became ``weight``, a
-mixture's experts were stored one by one and are now one tensor. transformers keeps the rules, and this
-applies them lazily: a rename costs nothing, so the weight stays mapped from its file; a conversion
-(experts joined into one tensor) is computed when the weight is asked for.
+mixture's experts were stored one by one and are now one tensor. transformers keeps the rules, and
+this applies them lazily: a rename costs nothing, so the weight stays mapped from its file; a
+conversion (experts joined into one tensor) is computed when the weight is asked for.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class _AdaptedCheckpoint(Checkpoint):
         return len(self._renamed) + len(self._group_of)
 
     def tensor(self, name: str) -> torch.Tensor:
-        """The tensor on the host; each result of a conversion is kept until it is asked for once."""
+        """The tensor on the host; a conversion's result is kept until it is asked for once."""
         if name in self._renamed:
             return self._inner.tensor(self._renamed[name])
         with self._lock:
@@ -148,7 +148,7 @@ def _plan(
 
 
 def _rename(model: Any, name: str, expected: dict[str, torch.Tensor]) -> str:
-    """The rules of transformers 4: patterns of the class, old spellings, the base model's prefix."""
+    """The rules of transformers 4: the class's patterns, old spellings, the base's prefix."""
     for pattern, replacement in (
         getattr(model, "_checkpoint_conversion_mapping", None) or {}
     ).items():
