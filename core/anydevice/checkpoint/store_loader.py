@@ -7,7 +7,6 @@ its dtype and shape; or, for a weight that stays in a safetensors file, an entry
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Iterator, Mapping
@@ -18,9 +17,11 @@ import torch
 from torch import nn
 
 from anydevice.checkpoint.mapped import map_file
+from anydevice.checkpoint.reading import Checkpoint, open_checkpoint
 from anydevice.checkpoint.store import OffloadStore, open_store, write_store
 from anydevice.checkpoint.store_manifest import MANIFEST_NAME
-from anydevice.devices import CPU, DeviceLike, parse_device
+from anydevice.checkpoint.strict_json import parse_json
+from anydevice.devices import DeviceLike, parse_device
 from anydevice.errors import CheckpointError, OffloadStoreError
 from anydevice.modules import as_dtype, exchange, find_slot
 from anydevice.tensors import move_tensor
@@ -28,8 +29,6 @@ from anydevice.tensors import move_tensor
 __all__ = ["OffloadedWeightsLoader", "load_offloaded_weights", "offload_state_dict"]
 
 _PEER_INDEX: Final = "index.json"
-#: An index takes about 100 bytes a weight; more than this is not one.
-_LARGEST_INDEX: Final = 1 << 30
 
 
 def offload_state_dict(
@@ -113,6 +112,7 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
         # A dict, not a list: a name that is in both is found in constant time.
         self._names = dict.fromkeys([*self.state_dict, *self.index])
         self._store: OffloadStore | None = None
+        self._checkpoints: dict[str, Checkpoint] = {}
 
     def __getitem__(self, name: str) -> torch.Tensor:
         """Return one weight.
@@ -137,7 +137,7 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
         item = self.index[name]
         try:
             if isinstance(item, Mapping) and item.get("safetensors_file") is not None:
-                return _read_safetensors(name, item)
+                return self._read_safetensors(name, item)
             if self.save_folder is None:
                 raise OffloadStoreError(f"{name} is in an offload folder, and none is given")
             if self._store is None and (self.save_folder / MANIFEST_NAME).exists():
@@ -148,6 +148,20 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
         except CheckpointError as error:
             raise OffloadStoreError(f"cannot read the offloaded weight {name}: {error}") from error
 
+    def _read_safetensors(self, name: str, item: Mapping[str, Any]) -> torch.Tensor:
+        """Map a weight that stayed in its checkpoint."""
+        file, key = str(item["safetensors_file"]), str(item.get("weight_name", name))
+        checkpoint = self._checkpoints.get(file)
+        if checkpoint is None:
+            checkpoint = self._checkpoints[file] = open_checkpoint(file)
+        checkpoint.check()
+        if key not in checkpoint:
+            raise OffloadStoreError(
+                f"{file} has no weight {key!r}, which the index gives for {name!r}"
+            )
+        tensor = checkpoint.tensor(key)
+        return tensor if item.get("dtype") is None else tensor.to(as_dtype(item["dtype"]))
+
 
 def _find_index(folder: Path | None) -> Mapping[str, Any]:
     if folder is None:
@@ -156,21 +170,14 @@ def _find_index(folder: Path | None) -> Mapping[str, Any]:
         return dict.fromkeys(open_store(folder))
     path = folder / _PEER_INDEX
     try:
-        if path.stat().st_size > _LARGEST_INDEX:
-            raise ValueError("it is too large")
-        index = json.loads(path.read_bytes())
-        if not isinstance(index, dict):
-            raise ValueError("it is not a mapping")
+        return parse_json(path.read_bytes(), str(path))
     except OSError as error:
         raise OffloadStoreError(
             f"{folder} is not an offload folder: it has no {MANIFEST_NAME} and no {_PEER_INDEX} "
             f"({error.strerror})"
         ) from None
-    except (ValueError, RecursionError) as error:
-        raise OffloadStoreError(
-            f"{path} is not the index of an offload folder: {error!s:.200}"
-        ) from None
-    return index
+    except CheckpointError as error:
+        raise OffloadStoreError(f"not an offload folder's index: {error}") from None
 
 
 def _read_dat(folder: Path, name: str, item: Any) -> torch.Tensor:
@@ -197,16 +204,3 @@ def _read_dat(folder: Path, name: str, item: Any) -> torch.Tensor:
             f"{math.prod(shape) * dtype.itemsize}. It was cut short, or is another model's."
         )
     return file.tensor(0, dtype, shape)
-
-
-def _read_safetensors(name: str, item: Mapping[str, Any]) -> torch.Tensor:
-    """Map a weight that stayed in its checkpoint."""
-    from anydevice.checkpoint import open_checkpoint
-
-    file, key = str(item["safetensors_file"]), str(item.get("weight_name", name))
-    checkpoint = open_checkpoint(file)
-    if key not in checkpoint:
-        raise OffloadStoreError(f"{file} has no weight {key!r}, which the index gives for {name!r}")
-    tensor: torch.Tensor = checkpoint.tensor(key)
-    wanted = as_dtype(item["dtype"]) if item.get("dtype") is not None else tensor.dtype
-    return tensor.to(CPU.torch, wanted)

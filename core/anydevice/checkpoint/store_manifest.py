@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import torch
 
+from anydevice.checkpoint.strict_json import parse_json
 from anydevice.errors import OffloadStoreError
 
 __all__ = ["DATA_PREFIX", "LOCK_NAME", "MANIFEST_NAME", "Entry", "Manifest", "StoredFile"]
@@ -30,8 +31,6 @@ DATA_PREFIX: Final = "anydevice-offload-"
 
 _FORMAT: Final = "anydevice offload store"
 _VERSION: Final = 1
-#: A manifest takes about 150 bytes a weight; more than this is not one.
-_LARGEST_MANIFEST: Final = 1 << 30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,15 +135,14 @@ class Manifest:
             }
             for name, entry in self.entries.items()
         }
-        return json.dumps(
-            {
-                "format": _FORMAT,
-                "version": _VERSION,
-                "fingerprint": self.fingerprint,
-                "files": [dataclasses.asdict(file) for file in numbers],
-                "tensors": tensors,
-            }
-        ).encode()
+        data = {
+            "format": _FORMAT,
+            "version": _VERSION,
+            "fingerprint": self.fingerprint,
+            "files": [dataclasses.asdict(file) for file in numbers],
+            "tensors": tensors,
+        }
+        return json.dumps({**data, "digest": _digest(data)}).encode()
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
@@ -155,22 +153,24 @@ class Manifest:
             OffloadStoreError: it is not a manifest, or contradicts itself.
         """
         path = folder / MANIFEST_NAME
-        if path.stat().st_size > _LARGEST_MANIFEST:
-            raise _broken(path, "it is too large")
         try:
-            data = json.loads(path.read_bytes())
+            data = parse_json(path.read_bytes(), str(path))
             if data["format"] != _FORMAT or data["version"] != _VERSION:
                 raise _broken(path, f"it is of version {data['version']!r}, known is {_VERSION}")
+            if data.pop("digest") != _digest(data):
+                raise _broken(path, "it was changed after it was written")
             files = [_read_file(item, path) for item in data["files"]]
             entries = {
                 name: _read_entry(name, item, files, path) for name, item in data["tensors"].items()
             }
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise _broken(path, f"{type(error).__name__}: {error!s:.200}") from None
-        manifest = cls(entries)
-        if manifest.fingerprint != data.get("fingerprint"):
-            raise _broken(path, "its fingerprint is not that of its weights")
-        return manifest
+        return cls(entries)
+
+
+def _digest(data: Mapping[str, Any]) -> str:
+    """A digest of a whole manifest, so that no damage to it goes unseen."""
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
 
 def _read_file(item: Any, manifest: Path) -> StoredFile:
