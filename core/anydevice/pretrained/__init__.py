@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from anydevice.checkpoint import fetch_checkpoint, open_checkpoint
+from anydevice.checkpoint import Checkpoint, fetch_checkpoint, open_checkpoint
 from anydevice.dispatch import dispatch_checkpoint, init_empty_weights
 from anydevice.errors import CheckpointNotFoundError, MissingDependencyError, ModelError
-from anydevice.modules import as_dtype
+from anydevice.modules import as_dtype, exchange, iter_slots
 from anydevice.pretrained.keys import adapt
 
 __all__ = ["from_pretrained"]
@@ -76,6 +77,8 @@ def from_pretrained(
     chosen = _class(transformers, model_class, config)
     model = _empty_model(chosen, config, dtype, trust_remote_code)
     checkpoint = adapt(model, open_checkpoint(folder, variant=variant))
+    if allow_missing:
+        _initialise_missing(model, checkpoint)
     dispatch_checkpoint(
         model,
         checkpoint,
@@ -135,6 +138,29 @@ def _empty_model(model_class: Any, config: Any, dtype: Any, trust_remote_code: b
         model = build(config, dtype=wanted, **options)
     model.tie_weights()
     return model
+
+
+def _initialise_missing(model: Any, checkpoint: Checkpoint) -> None:
+    """Give weights that the checkpoint lacks the values with which the model begins its training."""
+    slots = dict(iter_slots(model))
+    found = {id(slots[name].get()) for name in checkpoint if name in slots}
+    missing = {
+        name: slot
+        for name, slot in slots.items()
+        if slot.persistent and id(slot.get()) not in found and slot.get().is_meta
+    }
+    if not missing:
+        return
+    warnings.warn(
+        f"the checkpoint lacks {', '.join(list(missing)[:5])}{', ...' * (len(missing) > 5)}: "
+        f"{len(missing)} weights are random, to be trained before use",
+        stacklevel=3,
+    )
+    for slot in missing.values():
+        empty = slot.get()
+        exchange(slot, torch.zeros(empty.shape, dtype=empty.dtype))
+    for module in {slot.module for slot in missing.values()}:
+        model._init_weights(module)
 
 
 def _load_generation_config(transformers: Any, model: Any, folder: Path) -> None:
