@@ -1,7 +1,7 @@
 """Run PyTorch models that do not fit on one device, on any accelerator.
 
-The names below are imported when they are first asked for, so that ``import anydevice`` is light, and
-starts no device's runtime.
+The names below are imported when they are first asked for, so that ``import anydevice`` is light,
+and starts no device's runtime.
 """
 
 from __future__ import annotations
@@ -79,7 +79,13 @@ __all__ = [
 ]
 
 
+#: Submodules that may be asked for as attributes without an import of their own.
+_SUBMODULES = frozenset({"big_modeling", "checkpoint", "dispatch", "hooks", "placement", "utils"})
+
+
 def __getattr__(name: str) -> Any:
+    if name in _SUBMODULES:
+        return importlib.import_module(f"anydevice.{name}")
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'anydevice' has no attribute {name!r}")

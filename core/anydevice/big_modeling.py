@@ -1,6 +1,10 @@
 """The reference's import path for the functions that put models on devices. No logic here."""
 
-from anydevice.checkpoint import OffloadedWeightsLoader, load_checkpoint_in_model, offload_state_dict
+from anydevice.checkpoint import (
+    OffloadedWeightsLoader,
+    load_checkpoint_in_model,
+    offload_state_dict,
+)
 from anydevice.dispatch import (
     attach_layerwise_casting_hooks,
     cpu_offload,

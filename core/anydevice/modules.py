@@ -18,7 +18,16 @@ from anydevice.devices import DeviceLike, parse_device
 from anydevice.errors import ModelError
 from anydevice.tensors import move_tensor
 
-__all__ = ["Slot", "as_dtype", "exchange", "find_slot", "iter_slots", "set_module_tensor_to_device"]
+__all__ = [
+    "Slot",
+    "as_dtype",
+    "exchange",
+    "extract_model_from_parallel",
+    "find_slot",
+    "get_module_children_bottom_up",
+    "iter_slots",
+    "set_module_tensor_to_device",
+]
 
 
 class Slot(NamedTuple):
@@ -230,6 +239,59 @@ def set_module_tensor_to_device(
     if fp16_statistics is not None:
         target: Any = slot.get()
         target.SCB = move_tensor(fp16_statistics, place)
+
+
+def get_module_children_bottom_up(
+    model: nn.Module, return_fqns: bool = False
+) -> list[nn.Module] | list[tuple[str, nn.Module]]:
+    """List a model's modules, children before their parents; the last is the model.
+
+    Args:
+        model: where to begin.
+        return_fqns: whether to give pairs of full name and module.
+    """
+    found: list[tuple[str, nn.Module]] = []
+    level = [("", model)]
+    while level:
+        found += level
+        level = [
+            (f"{path}.{name}" if path else name, child)
+            for path, parent in level
+            for name, child in parent.named_children()
+        ]
+    found.reverse()
+    return found if return_fqns else [module for _, module in found]
+
+
+def extract_model_from_parallel(
+    model: nn.Module,
+    keep_fp32_wrapper: bool = True,
+    keep_torch_compile: bool = True,
+    recursive: bool = False,
+) -> nn.Module:
+    """Take a model out of the wrappers of torch's own parallel and compile packages.
+
+    Args:
+        model: perhaps wrapped in ``DataParallel``, ``DistributedDataParallel`` or
+            ``torch.compile``.
+        keep_fp32_wrapper: accepted for compatibility; anydevice wraps no forward for that.
+        keep_torch_compile: give the compiled module back, around what was taken out.
+        recursive: take submodules out of such wrappers too, in place.
+    """
+    compiled = model if hasattr(model, "_orig_mod") else None
+    if compiled is not None:
+        model = compiled._orig_mod  # type: ignore[assignment]
+    while isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+        model = model.module
+    if recursive:
+        for name, child in list(model.named_children()):
+            inner = extract_model_from_parallel(child, keep_fp32_wrapper, keep_torch_compile, True)
+            if inner is not child:
+                setattr(model, name, inner)
+    if compiled is not None and keep_torch_compile:
+        compiled._orig_mod = model
+        return compiled
+    return model
 
 
 def as_dtype(dtype: str | torch.dtype) -> torch.dtype:

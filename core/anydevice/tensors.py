@@ -19,10 +19,14 @@ from anydevice.devices import CPU, Device, DeviceLike, parse_device
 
 __all__ = [
     "all_on_device",
+    "concatenate",
     "find_device",
+    "is_torch_tensor",
     "iter_tensors",
+    "listify",
     "map_tensors",
     "move_tensor",
+    "recursively_apply",
     "send_to_device",
 ]
 
@@ -132,6 +136,84 @@ def iter_tensors(data: Any, depth: int = 8) -> Iterator[torch.Tensor]:
             yield from iter_tensors(getattr(data, field.name, None), depth - 1)
 
 
+def is_torch_tensor(data: Any) -> bool:
+    """Whether something is a tensor."""
+    return isinstance(data, torch.Tensor)
+
+
+def recursively_apply(
+    func: Callable[..., Any],
+    data: Any,
+    *args: Any,
+    test_type: Callable[[Any], bool] = is_torch_tensor,
+    error_on_other_type: bool = False,
+    **kwargs: Any,
+) -> Any:
+    """Apply a function to what passes a test in nested lists, tuples and mappings.
+
+    Args:
+        func: called with an object, ``*args`` and ``**kwargs``.
+        data: the nested data; its containers keep their types.
+        *args: passed on.
+        test_type: whether an object is one to apply ``func`` to.
+        error_on_other_type: raise where an object is neither that nor a container.
+        **kwargs: passed on.
+
+    Raises:
+        TypeError: ``error_on_other_type``, and there is another type.
+    """
+
+    def recurse(item: Any) -> Any:
+        return recursively_apply(
+            func,
+            item,
+            *args,
+            test_type=test_type,
+            error_on_other_type=error_on_other_type,
+            **kwargs,
+        )
+
+    if isinstance(data, (tuple, list)):
+        return _rebuild_sequence(data, [recurse(item) for item in data])
+    if isinstance(data, Mapping):
+        return _rebuild_mapping(data, {key: recurse(value) for key, value in data.items()})
+    if test_type(data):
+        return func(data, *args, **kwargs)
+    if error_on_other_type:
+        raise TypeError(
+            f"{getattr(func, '__name__', func)} is for nested lists, tuples and mappings of "
+            f"objects that pass {getattr(test_type, '__name__', test_type)}; "
+            f"found a {type(data).__name__}"
+        )
+    return data
+
+
+def concatenate(data: Any, dim: int = 0) -> Any:
+    """Concatenate a list of tensors, or of equally nested tuples, lists and mappings of tensors.
+
+    Args:
+        data: the batches, such as a model's outputs.
+        dim: the dimension along which.
+
+    Raises:
+        TypeError: the batches hold something else than tensors.
+    """
+    first = data[0]
+    if isinstance(first, (tuple, list)):
+        columns = [concatenate([d[i] for d in data], dim) for i in range(len(first))]
+        return _rebuild_sequence(first, columns)
+    if isinstance(first, Mapping):
+        return _rebuild_mapping(first, {k: concatenate([d[k] for d in data], dim) for k in first})
+    if not isinstance(first, torch.Tensor):
+        raise TypeError(f"only tensors can be concatenated, not {type(first).__name__}")
+    return torch.cat(list(data), dim=dim)
+
+
+def listify(data: Any) -> Any:
+    """Turn every tensor in nested data into a (nested) list of numbers."""
+    return recursively_apply(lambda tensor: tensor.detach().cpu().tolist(), data)
+
+
 def all_on_device(data: Any, device: torch.device) -> bool:
     """Whether nothing in nested data has to move to ``device``; quick, and False when in doubt.
 
@@ -145,12 +227,12 @@ def all_on_device(data: Any, device: torch.device) -> bool:
     if kind in _PLAIN:
         return True
     if kind is tuple or kind is list:
-        for item in data:
+        for item in data:  # noqa: SIM110 - a generator would cost as much as the rest
             if not all_on_device(item, device):
                 return False
         return True
     if kind is dict:
-        for item in data.values():
+        for item in data.values():  # noqa: SIM110
             if not all_on_device(item, device):
                 return False
         return True

@@ -51,12 +51,15 @@ def load_checkpoint_and_dispatch(
         checkpoint: a file with the whole state dict, an index ``.json`` of shards, a folder with
             either, a Hub repo id, or what `anydevice.checkpoint.open_checkpoint` returns.
         device_map: see `dispatch_model`. None loads the model where it is, and attaches nothing.
-        max_memory: budgets by device, such as ``{0: "10GiB", "cpu": "64GiB"}``; what is free by default.
-        no_split_module_classes: classes of modules that go to one device as a whole; found by default.
+        max_memory: budgets by device, such as ``{0: "10GiB", "cpu": "64GiB"}``; what is free by
+            default.
+        no_split_module_classes: classes of modules that go to one device as a whole; found by
+            default.
         offload_folder: where weights bound for the disk are written that are in no file as needed.
         offload_buffers: whether buffers of offloaded modules rest with the parameters.
         dtype: what floating-point weights are cast to.
-        offload_state_dict: accepted for compatibility: weights are loaded in bounded memory in any case.
+        offload_state_dict: accepted for compatibility: weights are loaded in bounded memory in any
+            case.
         skip_keys: see `dispatch_model`.
         preload_module_classes: see `dispatch_model`.
         force_hooks: attach hooks though all is on one device.

@@ -1,12 +1,14 @@
 """Building a model without its weights.
 
-Inside `init_empty_weights` a tensor factory does not know whether its result will be a parameter, which
-needs no memory, or a buffer, which must be real. So factories, and operators on their results, run on
-meta and are written down; what turns out not to be a parameter is made real by running its part of the
-record. ``nn.Parameter(torch.randn(100_000, 8192) * 0.02)`` then costs nothing, and
-``register_buffer("inv_freq", 1 / base ** (torch.arange(0, dim, 2) / dim))`` has its values.
+Inside `init_empty_weights` a tensor factory does not know whether its result will be a parameter,
+which needs no memory, or a buffer, which must be real. So factories, and operators on their
+results, run on meta and are written down; what turns out not to be a parameter is made real by
+running its part of the record. ``nn.Parameter(torch.randn(100_000, 8192) * 0.02)`` then costs
+nothing, and ``register_buffer("inv_freq", 1 / base ** (torch.arange(0, dim, 2) / dim))`` has its
+values.
 
-Nothing is patched: the record is a `torch.overrides.TorchFunctionMode`, which is the thread's own, and
+Nothing is patched: the record is a `torch.overrides.TorchFunctionMode`, which is the thread's own,
+    and
 registration is heard of through torch's own hooks, which ask whether their thread is inside.
 """
 
@@ -38,8 +40,8 @@ def init_empty_weights(include_buffers: bool | None = None) -> Iterator[None]:
     The context is this thread's alone. Load the weights with `load_checkpoint_and_dispatch`.
 
     Args:
-        include_buffers: whether buffers are empty too. By default they are real, since those that no
-            checkpoint holds could not be had back.
+        include_buffers: whether buffers are empty too. By default they are real, since those that
+            no checkpoint holds could not be had back.
 
     Example::
 
@@ -220,7 +222,8 @@ class _Record(TorchFunctionMode):
         #: Tensors of the record that somebody holds, by id, with a number that is never reused.
         self._known: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
         self._serials = itertools.count()
-        #: All storages of the record, by address: kept, so that no address is reused. They are empty.
+        #: All storages of the record, by address: kept, so that no address is reused. They are
+        #: empty.
         self._storages: dict[int, torch.UntypedStorage] = {}
 
     def __torch_function__(
@@ -315,7 +318,7 @@ class _Record(TorchFunctionMode):
     def _place(self, tensor: torch.Tensor) -> int:
         storage = tensor.untyped_storage()
         self._storages.setdefault(storage._cdata, storage)
-        return storage._cdata
+        return int(storage._cdata)
 
     def _places(self, tensors: list[torch.Tensor]) -> set[int]:
         return {self._place(tensor) for tensor in tensors}

@@ -43,31 +43,32 @@ def dispatch_model(
 ) -> nn.Module:
     """Spread a model over devices, the host and the disk, and make it run there.
 
-    Everything that can be checked is checked before a weight moves. Parameters stay the same objects:
-    ties, attributes and optimizers that hold them live on. Offloaded weights rest in the module as
-    host tensors, in RAM or mapped from a file, so reading, saving, loading and copying the model work
-    as ever. `undispatch` undoes it.
+    Everything that can be checked is checked before a weight moves. Parameters stay the same
+    objects: ties, attributes and optimizers that hold them live on. Offloaded weights rest in the
+        module as
+    host tensors, in RAM or mapped from a file, so reading, saving, loading and copying the model
+    work as ever. `undispatch` undoes it.
 
     Args:
         model: changed in place.
-        device_map: names of modules or tensors to devices in any spelling, ``"disk"`` among them; or
-            ``"auto"``, ``"balanced"``, ``"balanced_low_0"``, ``"sequential"``; or one device.
+        device_map: names of modules or tensors to devices in any spelling, ``"disk"`` among them;
+            or ``"auto"``, ``"balanced"``, ``"balanced_low_0"``, ``"sequential"``; or one device.
         main_device: where offloaded modules run, and the model's own code; by default the first
             accelerator of the map, else the host.
         state_dict: values for weights that rest on the host; by default they keep theirs.
         offload_dir: where weights bound for the disk are written, unless they are views of a file
             already; or where they have been offloaded to.
         offload_index: weight names to where each is in ``offload_dir``; by default the index there.
-        offload_buffers: whether buffers of offloaded modules rest with the parameters; by default they
-            stay where the module runs.
+        offload_buffers: whether buffers of offloaded modules rest with the parameters; by default
+            they stay where the module runs.
         skip_keys: keys of mappings, or names of keyword arguments, that are not moved between
             devices. By default what a transformers model declares.
-        preload_module_classes: classes whose modules are brought as a whole before their forward, for
-            modules that use weights of their parts without calling these. Seldom needed here.
+        preload_module_classes: classes whose modules are brought as a whole before their forward,
+            for modules that use weights of their parts without calling these. Seldom needed here.
         force_hooks: attach hooks though all is on one device.
         max_memory: budgets, where ``device_map`` is a word such as ``"auto"``.
-        no_split_module_classes: classes of blocks that go to a device, and travel, as a whole; found
-            by default.
+        no_split_module_classes: classes of blocks that go to a device, and travel, as a whole;
+            found by default.
         prefetch_depth: how many units travel ahead of the one that computes.
 
     Returns:
@@ -76,8 +77,8 @@ def dispatch_model(
     Raises:
         DeviceMapError: the map does not cover the model.
         UnknownDeviceError: a device cannot be read or is not here.
-        ModelError: a weight is on meta with no value given, or must be written and no ``offload_dir``
-            is given.
+        ModelError: a weight is on meta with no value given, or must be written and no
+            ``offload_dir`` is given.
         DoesNotFitError: a device lacks memory.
         OffloadStoreError: the offload folder cannot be used.
     """
@@ -120,7 +121,10 @@ def hook_model(
     Args:
         model: changed in place.
         places: where its modules run.
-        skip_keys, preload, no_split, prefetch_depth: see `dispatch_model`.
+        skip_keys: see `dispatch_model`.
+        preload: class names; see there.
+        no_split: class names; see there.
+        prefetch_depth: see there.
     """
     if skip_keys is None:
         skip_keys = getattr(model, "_skip_keys_device_placement", None)

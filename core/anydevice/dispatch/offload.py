@@ -59,8 +59,8 @@ def disk_offload(
 
     Args:
         model: changed in place.
-        offload_dir: where its weights are written, unless they are views of a file already. A folder
-            holds the weights of one model.
+        offload_dir: where its weights are written, unless they are views of a file already. A
+            folder holds the weights of one model.
         execution_device: where it runs; by default the device of its first parameter.
         offload_buffers: whether buffers are kept there too.
         preload_module_classes: see `dispatch_model`.

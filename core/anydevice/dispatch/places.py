@@ -122,7 +122,9 @@ def put_in_place(
     """
     values = _given(weights, state_dict, offload_dir, offload_index)
     _check_values(weights, values)
-    to_write = [w for w in weights if w.rest == DISK and not _is_on_disk(values.get(id(w), w.tensor))]
+    to_write = [
+        w for w in weights if w.rest == DISK and not _is_on_disk(values.get(id(w), w.tensor))
+    ]
     if to_write and offload_dir is None:
         raise ModelError(
             f"{_some([w.names[0] for w in to_write])} shall rest on the disk and must be written "
@@ -130,7 +132,9 @@ def put_in_place(
         )
     check_room(weights)
     if to_write and offload_dir is not None:
-        store = write_store(offload_dir, {w.names[0]: values.get(id(w), w.tensor) for w in to_write})
+        store = write_store(
+            offload_dir, {w.names[0]: values.get(id(w), w.tensor) for w in to_write}
+        )
         values |= {id(w): store[w.names[0]] for w in to_write}
     for weight in weights:
         value = values.get(id(weight))
@@ -203,7 +207,9 @@ def _stored(
     """What the offload folder holds already; nothing when there is no store in it."""
     if offload_index is None and (offload_dir is None or not os.path.isdir(offload_dir)):
         return {}
-    if offload_index is None and not any(name.endswith(".json") for name in os.listdir(offload_dir or ".")):
+    if offload_index is None and not any(
+        name.endswith(".json") for name in os.listdir(offload_dir or ".")
+    ):
         return {}
     return OffloadedWeightsLoader(save_folder=offload_dir, index=offload_index)
 

@@ -53,8 +53,8 @@ def undispatch(model: nn.Module, device: DeviceLike = "cpu") -> nn.Module:
     if needed > free:
         raise DoesNotFitError(
             f"the model needs {format_bytes(needed)} of memory that it does not have yet, and "
-            f"{format_bytes(free)} are free. Leave it dispatched, or use remove_hook_from_submodules, "
-            "which leaves weights on disk as views of their files."
+            f"{format_bytes(free)} are free. Leave it dispatched, or use "
+            "remove_hook_from_submodules, which leaves weights on disk as views of their files."
         )
     remove_hook_from_submodules(model)
     engine = model.__dict__.pop(ENGINE, None)

@@ -27,9 +27,9 @@ _SHOWN = 5
 class AlignDevicesHook(ModelHook):
     """Brings a module's inputs and weights to one device for its forward.
 
-    Offloaded weights rest in the module as host tensors (in RAM, or mapped from a file). For the time of
-    the forward their twins on the execution device stand in their place; the `anydevice.transfer`
-    engine makes those, ahead of time where it can.
+    Offloaded weights rest in the module as host tensors (in RAM, or mapped from a file). For the
+    time of the forward their twins on the execution device stand in their place; the
+    `anydevice.transfer` engine makes those, ahead of time where it can.
 
     Args:
         execution_device: where inputs and weights are for the forward; None leaves inputs alone.
@@ -37,8 +37,10 @@ class AlignDevicesHook(ModelHook):
         io_same_device: send the output to the device of the first input.
         weights_map: names to host tensors, perhaps lazy, that the offloaded weights shall hold. By
             default they keep their values.
-        offload_buffers: whether buffers rest on the host too; else they stay on the execution device.
-        place_submodules: whether weights of submodules belong to this hook; else only the module's own.
+        offload_buffers: whether buffers rest on the host too; else they stay on the execution
+            device.
+        place_submodules: whether weights of submodules belong to this hook; else only the module's
+            own.
         skip_keys: keys of mappings, or names of keyword arguments, that are not moved in or out.
         tied_params_map: accepted for compatibility: a Parameter stays one object here, so ties hold
             without it.
@@ -172,7 +174,7 @@ class AlignDevicesHook(ModelHook):
     def pre_forward(
         self, module: nn.Module, *args: Any, **kwargs: Any
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Bring weights and arguments to the execution device; what is there already stays as it is."""
+        """Bring weights and arguments to the execution device; what is there stays as it is."""
         unit = self.unit
         if unit is not None:
             unit.enter()
@@ -217,8 +219,8 @@ class AlignDevicesHook(ModelHook):
         """Let the weights rest again; explain an error that comes of weights on another device.
 
         Raises:
-            UnplacedWeightError: an operator met tensors of several devices, and weights of the module
-                are not where it runs; the message names them.
+            UnplacedWeightError: an operator met tensors of several devices, and weights of the
+                module are not where it runs; the message names them.
         """
         self._leave()
         if isinstance(error, RuntimeError) and "device" in str(error):
@@ -265,7 +267,8 @@ class AlignDevicesHook(ModelHook):
 class _Alias:
     """A place outside of the tables of a module in which one of its weights stands as well.
 
-    Recurrent layers keep their weights in a list beside; it must hold the twins while they are there.
+    Recurrent layers keep their weights in a list beside; it must hold the twins while they are
+    there.
     """
 
     def __init__(self, holder: Any, key: Any, slot: Slot) -> None:
@@ -295,7 +298,9 @@ def find_aliases(slots: Sequence[Slot]) -> list[_Alias]:
             if id(value) in held:
                 found.append(_Alias(attributes, key, held[id(value)]))
             elif type(value) is list:
-                found += [_Alias(value, i, held[id(v)]) for i, v in enumerate(value) if id(v) in held]
+                found += [
+                    _Alias(value, i, held[id(v)]) for i, v in enumerate(value) if id(v) in held
+                ]
             elif type(value) is dict:
                 found += [_Alias(value, k, held[id(v)]) for k, v in value.items() if id(v) in held]
     return found
@@ -310,8 +315,8 @@ def _explain(
     names = ", ".join(f"{name} ({device})" for name, device in stray[:_SHOWN])
     more = f" and {len(stray) - _SHOWN} more" if len(stray) > _SHOWN else ""
     return (
-        f"{type(module).__name__} runs on {target}, but its weights {names}{more} are elsewhere, and "
-        "it seems to use one of them without calling the module that holds it. Name the class that "
-        "uses it in preload_module_classes, or put both on one device in the device map. If the "
+        f"{type(module).__name__} runs on {target}, but its weights {names}{more} are elsewhere, "
+        "and it seems to use one of them without calling the module that holds it. Name the class "
+        "that uses it in preload_module_classes, or put both on one device in the device map. If the "
         "model was moved after it was dispatched, undo that with anydevice.undispatch."
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -46,7 +46,10 @@ def attach_execution_device_hook(
     whole = type(module).__name__ in (preload_module_classes or ())
     if "_hf_hook" not in module.__dict__ and next(iter_slots(module), None) is not None:
         hook = AlignDevicesHook(
-            execution_device, skip_keys=skip_keys, place_submodules=whole, tied_params_map=tied_params_map
+            execution_device,
+            skip_keys=skip_keys,
+            place_submodules=whole,
+            tied_params_map=tied_params_map,
         )
         add_hook_to_module(module, hook)
     if not whole:
@@ -129,7 +132,9 @@ def attach_align_device_hook_on_blocks(
     if execution_device is None:
         execution_device = _own_device(module)
     if not isinstance(execution_device, Mapping):
-        execution_device = dict.fromkeys(offload if isinstance(offload, Mapping) else [module_name], execution_device)
+        execution_device = dict.fromkeys(
+            offload if isinstance(offload, Mapping) else [module_name], execution_device
+        )
     places = DeviceMap(execution_device)
     offloads = offload if isinstance(offload, Mapping) else dict.fromkeys(execution_device, offload)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any, ClassVar
 
 import torch
@@ -193,8 +193,9 @@ class _Bound:
 class HookedForward:
     """What stands as ``forward`` in a hooked module.
 
-    An object with one attribute rather than a closure, so that a deep copy or a pickle of the module
-    has one that is bound to the copy, and so that `inspect.signature` sees the module's own forward.
+    An object with one attribute rather than a closure, so that a deep copy or a pickle of the
+    module has one that is bound to the copy, and so that `inspect.signature` sees the module's own
+    forward.
 
     Under ``torch.compile`` it is a graph break: what moves weights must not be traced.
     """
@@ -235,14 +236,15 @@ class HookedForward:
 
 
 def _outside_the_graph(forward: HookedForward, args: Any, kwargs: Any) -> Any:
-    return torch.compiler.disable(HookedForward._run)(forward, args, kwargs)
+    run = torch.compiler.disable(HookedForward._run)  # type: ignore[no-untyped-call]
+    return run(forward, args, kwargs)
 
 
 # The compiler must not enter it either. (Its decorator would import the compiler with anydevice.)
 _outside_the_graph._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
-def _drive(hook: ModelHook, module: nn.Module, body: Any) -> Iterator[Any]:
+def _drive(hook: ModelHook, module: nn.Module, body: Any) -> Generator[Any, Any, Any]:
     """Run a forward that is a generator: the hook's work lasts until it is done.
 
     What the hook puts around the forward is put around each step, so that it does not leak into the
@@ -262,7 +264,7 @@ def _drive(hook: ModelHook, module: nn.Module, body: Any) -> Iterator[Any]:
             except GeneratorExit:
                 body.close()
                 raise
-            except BaseException as error:  # noqa: BLE001 - goes to the generator, whose caller threw it
+            except BaseException as error:  # noqa: BLE001 - thrown into the generator
                 step, value = body.throw, error
     except BaseException as error:
         hook.failed_forward(module, error)

@@ -20,8 +20,8 @@ __all__ = ["LayerwiseCastingHook", "attach_layerwise_casting_hooks"]
 class LayerwiseCastingHook(ModelHook):
     """Keeps the floating-point weights of a module in one dtype, and computes with them in another.
 
-    The weights lose precision, once, when the hook is attached; memory is saved from then on. Removing
-    the hook leaves them in the storage dtype.
+    The weights lose precision, once, when the hook is attached; memory is saved from then on.
+    Removing the hook leaves them in the storage dtype.
 
     Args:
         storage_dtype: the dtype in which weights rest, such as ``torch.float8_e4m3fn``.
@@ -93,9 +93,9 @@ def attach_layerwise_casting_hooks(
         module: the model; changed in place.
         storage_dtype: the dtype in which weights rest.
         compute_dtype: the dtype that a module's weights have during its forward.
-        skip_modules_pattern: regular expressions; modules whose full name one is found in are left as
-            they are, with all their parts. None, together with ``skip_modules_classes``: the hook is
-            put on ``module`` itself.
+        skip_modules_pattern: regular expressions; modules whose full name one is found in are left
+            as they are, with all their parts. None, together with ``skip_modules_classes``: the
+            hook is put on ``module`` itself.
         skip_modules_classes: modules of these classes are left as they are.
         non_blocking: see `LayerwiseCastingHook`.
     """
@@ -104,7 +104,9 @@ def attach_layerwise_casting_hooks(
             module, LayerwiseCastingHook(storage_dtype, compute_dtype, non_blocking), append=True
         )
         return
-    patterns = (skip_modules_pattern,) if isinstance(skip_modules_pattern, str) else skip_modules_pattern
+    patterns = (
+        (skip_modules_pattern,) if isinstance(skip_modules_pattern, str) else skip_modules_pattern
+    )
     done: set[int] = set()
 
     def visit(name: str, part: nn.Module) -> None:

@@ -1,9 +1,9 @@
 """Operators in the own code of a module whose parts are on several devices.
 
-A parent's residual ``x + self.f(x)``, its ``x * self.scale``, or ``F.linear(x, self.head.weight)`` meets
-tensors of several devices when its children are spread. While such a module's *own* code runs, a
-`torch.overrides.TorchFunctionMode` moves an operator's tensors to one device. Modules that lie whole
-on one device run without it, at full speed.
+A parent's residual ``x + self.f(x)``, its ``x * self.scale``, or ``F.linear(x, self.head.weight)``
+meets tensors of several devices when its children are spread. While such a module's *own* code
+runs, a `torch.overrides.TorchFunctionMode` moves an operator's tensors to one device. Modules that
+lie whole on one device run without it, at full speed.
 """
 
 from __future__ import annotations
@@ -29,8 +29,6 @@ _ACROSS_DEVICES = frozenset(
         torch.Tensor.set_,
         torch.Tensor.is_set_to,
         torch.Tensor.backward,
-        torch.Tensor.data.__set__,  # type: ignore[attr-defined]
-        torch.Tensor.grad.__set__,  # type: ignore[attr-defined]
         torch.autograd.backward,
         torch.autograd.grad,
         torch.tensor,
@@ -62,14 +60,14 @@ class GlueMode(TorchFunctionMode):
         kwargs = kwargs or {}
         if not _local.muted and func not in _ACROSS_DEVICES:
             devices = {tensor.device for tensor in _tensors((args, kwargs))}
-            if len(devices) > 1:
+            if len(devices) > 1 and getattr(func, "__name__", "") != "__set__":
                 args, kwargs = _gather(func, args, kwargs)
         return func(*args, **kwargs)
 
 
 def with_glue(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call ``forward`` with operators glued, also where the caller's are not."""
-    if _local.depth and not _local.muted and type(_get_current_function_mode()) is GlueMode:
+    if _local.depth and not _local.muted and type(_top()) is GlueMode:
         return forward(*args, **kwargs)
     muted, _local.muted = _local.muted, 0
     _local.depth += 1
@@ -88,20 +86,26 @@ def without_glue(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
     """
     if not _local.depth:
         return forward(*args, **kwargs)
-    mode = _get_current_function_mode()
+    mode = _top()
     if type(mode) is not GlueMode:  # the user's own mode lies on ours
         _local.muted += 1
         try:
             return forward(*args, **kwargs)
         finally:
             _local.muted -= 1
-    mode.__exit__(None, None, None)
+    mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
     _local.depth -= 1
     try:
         return forward(*args, **kwargs)
     finally:
         _local.depth += 1
-        mode.__enter__()
+        mode.__enter__()  # type: ignore[no-untyped-call]
+
+
+def _top() -> TorchFunctionMode | None:
+    """The innermost mode of this thread, ours or another's."""
+    mode: TorchFunctionMode | None = _get_current_function_mode()  # type: ignore[no-untyped-call]
+    return mode
 
 
 def _tensors(data: Any, depth: int = 4) -> Iterator[torch.Tensor]:
@@ -130,7 +134,9 @@ def _gather(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[A
 def _target(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Device:
     name = getattr(func, "__name__", "")
     in_place = name.endswith("_") and (
-        not name.endswith("__") or name == "__setitem__" or name[:3] == "__i" and name != "__invert__"
+        not name.endswith("__")
+        or name == "__setitem__"
+        or (name[:3] == "__i" and name != "__invert__")
     )
     if kwargs.get("out") is not None:
         first = next(_tensors(kwargs["out"]), None)

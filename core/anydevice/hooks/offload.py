@@ -99,7 +99,7 @@ def _weights(module: nn.Module, device: Device) -> list[Weight]:
 
 
 def _mark(tensor: torch.Tensor) -> object:
-    """What changes when a tensor is written to or given other data (not through ``.data``'s methods)."""
+    """What changes when a tensor is written to (but by a method of its ``.data``)."""
     return (id(tensor), tensor.data_ptr(), tensor._version, tensor.dtype)
 
 

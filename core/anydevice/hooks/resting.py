@@ -77,8 +77,8 @@ class Weight:
 def gather_weights(named: Iterable[tuple[str, Slot]], where: Where) -> list[Weight]:
     """Collect the distinct tensors of some slots.
 
-    A tied tensor rests on the first accelerator that any of its names is bound for, else on the host,
-    else on the disk.
+    A tied tensor rests on the first accelerator that any of its names is bound for, else on the
+    host, else on the disk.
 
     Args:
         named: full names and slots.

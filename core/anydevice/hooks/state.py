@@ -43,8 +43,8 @@ def align_module_device(
 
     Args:
         module: the module; offloaded or not.
-        execution_device: the device; by default that of the module's hook. Without a hook nothing is
-            moved.
+        execution_device: the device; by default that of the module's hook. Without a hook nothing
+            is moved.
     """
     hook = align_hook_of(module)
     device = execution_device

@@ -1,14 +1,15 @@
 """Dividing a placed model into units of transfer, and hooking its modules accordingly.
 
-Given where each module runs and where its weights rest now, every weight that rests elsewhere gets into
-one unit, which is around the forward of the largest module that may be brought as a whole:
+Given where each module runs and where its weights rest now, every weight that rests elsewhere gets
+into one unit, which is around the forward of the largest module that may be brought as a whole:
 
 - a block that must not be split, where it fits the room kept for visitors;
 - else a module without blocks in it that is no larger than the largest block;
 - else each child by itself, and the weights that the module owns directly around its own forward.
 
-Modules whose parts run, or rest, on several devices have their own code glued (`anydevice.hooks.glue`).
-A module that the model holds twice is always a unit of its own, so no two units share a slot.
+Modules whose parts run, or rest, on several devices have their own code glued
+(`anydevice.hooks.glue`). A module that the model holds twice is always a unit of its own, so no
+two units share a slot.
 """
 
 from __future__ import annotations
@@ -166,7 +167,9 @@ class _Attaching:
         nodes = list(_descend(node))
         slots = [named for part in nodes for named in part.own]
         unit = self._unit(node, slots)
-        self._hook(node, unit, [s for _, s in slots], glue=_has_loose_tensors(node.module), root=root)
+        self._hook(
+            node, unit, [s for _, s in slots], glue=_has_loose_tensors(node.module), root=root
+        )
         for part in nodes[1:]:
             self.done.add(id(part.module))
             loose = _has_loose_tensors(part.module) or None
@@ -219,7 +222,8 @@ class _Attaching:
 
 def _direct_slots(name: str, module: nn.Module) -> Iterator[tuple[str, Slot]]:
     dot = f"{name}." if name else ""
-    for is_buffer, table in enumerate((module._parameters, module._buffers)):
+    tables: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+    for is_buffer, table in enumerate(tables):
         for key, tensor in table.items():
             if tensor is not None:
                 yield dot + key, Slot(module, key, bool(is_buffer))
@@ -258,7 +262,8 @@ def _descend(node: _Node) -> Iterator[_Node]:
 def _has_loose_tensors(module: nn.Module) -> bool:
     """Whether a module keeps tensors as plain attributes: those are not placed, only glued.
 
-    Old-style ``weight_norm`` and ``spectral_norm`` do, too: they set the weight before each forward.
+    Old-style ``weight_norm`` and ``spectral_norm`` do, too: they set the weight before each
+    forward.
     """
     own = {id(t) for table in (module._parameters, module._buffers) for t in table.values()}
     return any(_is_loose(value, own) for value in module.__dict__.values())

@@ -1,1 +1,73 @@
-"""utils."""
+"""The reference's import path for utilities. No logic here."""
+
+from anydevice.checkpoint import (
+    OffloadedWeightsLoader,
+    load_checkpoint_in_model,
+    load_offloaded_weights,
+    load_state_dict,
+    offload_state_dict,
+)
+from anydevice.dispatch import (
+    get_state_dict_offloaded_model,
+    undispatch,
+)
+from anydevice.hooks import (
+    align_module_device,
+    has_offloaded_params,
+)
+from anydevice.modules import (
+    extract_model_from_parallel,
+    get_module_children_bottom_up,
+    set_module_tensor_to_device,
+)
+from anydevice.placement import (
+    check_device_map,
+    get_balanced_memory,
+    get_max_memory,
+    infer_auto_device_map,
+)
+from anydevice.sizes import (
+    calculate_maximum_sizes,
+    compute_module_sizes,
+    find_tied_parameters,
+    get_max_layer_size,
+    retie_parameters,
+)
+from anydevice.tensors import (
+    concatenate,
+    find_device,
+    is_torch_tensor,
+    listify,
+    recursively_apply,
+    send_to_device,
+)
+
+__all__ = [
+    "OffloadedWeightsLoader",
+    "align_module_device",
+    "calculate_maximum_sizes",
+    "check_device_map",
+    "compute_module_sizes",
+    "concatenate",
+    "extract_model_from_parallel",
+    "find_device",
+    "find_tied_parameters",
+    "get_balanced_memory",
+    "get_max_layer_size",
+    "get_max_memory",
+    "get_module_children_bottom_up",
+    "get_state_dict_offloaded_model",
+    "has_offloaded_params",
+    "infer_auto_device_map",
+    "is_torch_tensor",
+    "listify",
+    "load_checkpoint_in_model",
+    "load_offloaded_weights",
+    "load_state_dict",
+    "offload_state_dict",
+    "recursively_apply",
+    "retie_parameters",
+    "send_to_device",
+    "set_module_tensor_to_device",
+    "undispatch",
+]
