@@ -6,10 +6,11 @@ folders that the peer wrote (see `store_loader`). A tensor is a view of its file
 nothing until its bytes are used.
 
 [Note: when a store is complete]
-The manifest is written last and renamed into place, so a folder without one is not a store: what a
-killed writer left there is removed by the next one. Writers take turns by a lock on the folder,
-which the system drops when its holder dies. Readers need no lock: whatever a manifest names was in
-place, and synced, before it.
+The manifest is written last and renamed into place. So a folder without one is not a store, and a
+file that the manifest does not name is not part of it: what a killed writer left is removed by the
+next one. A file that is named is never written to again. Writers take turns by a lock on the
+folder, which the system drops when its holder dies. Readers need no lock: whatever a manifest
+names was in place, and synced, before it.
 """
 
 from __future__ import annotations
@@ -38,7 +39,6 @@ from anydevice.checkpoint.store_writing import (
     nothing_left_on_error,
     remove_data_files,
     require_storable,
-    sync_folder,
     write_atomically,
     write_files,
 )
@@ -121,14 +121,18 @@ def write_store(
 ) -> OffloadStore:
     """Store weights in a folder, or find them there already.
 
-    A complete store of the same weights is reused, without writing. What an interrupted writer left
-    is removed. On return the bytes are on the disk; if it raises, no new file is left.
+    What a complete store of the same model holds is reused, without writing; only what it lacks is
+    added (another device map sends other weights to the disk). What an interrupted writer left is
+    removed. On return the bytes are on the disk; if it raises, no new file is left.
 
     Args:
         folder: made when needed. One folder is for the weights of one model.
         tensors: name to tensor (on any device, of any strides and dtype), or to `WeightSource`.
         point: let the store point to the file of a tensor that is a view of one (a mapped
             checkpoint) and was not written to since, rather than copy it.
+
+    Returns:
+        A mapping of the names in ``tensors``.
 
     Raises:
         OffloadStoreError: the folder holds other weights, or a weight cannot be stored.
@@ -137,35 +141,35 @@ def write_store(
     path = Path(folder).absolute()
     for name, value in tensors.items():
         require_storable(name, value)
-    found = _find_same(path, tensors)
-    if found is not None:
-        return found
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        with filelock.FileLock(path / LOCK_NAME):
-            # Another process may have written the same weights while this one waited.
-            return _find_same(path, tensors) or _write(path, tensors, point)
+        entries = _usable(path, tensors).entries
+        if not entries.keys() >= tensors.keys() or not (path / MANIFEST_NAME).exists():
+            path.mkdir(parents=True, exist_ok=True)
+            with filelock.FileLock(path / LOCK_NAME):
+                # Another process may have written while this one waited: look once more.
+                entries = _add_missing(path, _usable(path, tensors), tensors, point).entries
     except OSError as error:
         if isinstance(error, AnyDeviceError):
             raise
         raise OffloadStoreError(f"cannot write to the offload folder {path}: {error}") from error
+    return OffloadStore(path, Manifest({name: entries[name] for name in tensors}))
 
 
-def _write(folder: Path, tensors: Mapping[str, Storable], point: bool) -> OffloadStore:
-    (folder / MANIFEST_NAME).unlink(missing_ok=True)
-    sync_folder(folder)
-    remove_data_files(folder)
-    entries: dict[str, Entry] = {}
+def _add_missing(
+    folder: Path, old: Manifest, tensors: Mapping[str, Storable], point: bool
+) -> Manifest:
+    """Store the tensors that ``old`` lacks, under new file names; then name all in the manifest."""
+    entries = dict(old.entries)
+    kept = {file.path for file in old.files}
+    remove_data_files(folder, kept)
     for name, value in tensors.items():
-        entry = _point_to(value) if point else None
-        if entry is not None:
+        if name not in entries and point and (entry := _point_to(value)) is not None:
             entries[name] = entry
-    rest = {name: value for name, value in tensors.items() if name not in entries}
-    with nothing_left_on_error(folder, rest):
-        entries |= write_files(folder, rest)
-        manifest = Manifest({name: entries[name] for name in tensors})
+    missing = {name: value for name, value in tensors.items() if name not in entries}
+    with nothing_left_on_error(folder, kept, missing):
+        manifest = Manifest(entries | write_files(folder, kept, missing))
         write_atomically(folder / MANIFEST_NAME, manifest.dump())
-    return OffloadStore(folder, manifest)
+    return manifest
 
 
 def _point_to(value: Storable) -> Entry | None:
@@ -189,8 +193,8 @@ def _resting_place(value: Storable) -> FileSlice | None:
 # ---------------------------------------------------------------------- a store that is there
 
 
-def _find_same(folder: Path, tensors: Mapping[str, Storable]) -> OffloadStore | None:
-    """The complete store of these very weights in ``folder``; None when it is to be written.
+def _usable(folder: Path, tensors: Mapping[str, Storable]) -> Manifest:
+    """What a folder holds of the same model and undamaged; nothing where there is no store yet.
 
     Raises:
         OffloadStoreError: the folder belongs to other weights.
@@ -198,36 +202,39 @@ def _find_same(folder: Path, tensors: Mapping[str, Storable]) -> OffloadStore | 
     try:
         manifest = Manifest.read(folder)
     except (FileNotFoundError, NotADirectoryError):
-        return None
-    store = OffloadStore(folder, manifest)
-    difference = _difference(store, tensors)
+        return Manifest({})
+    difference = _difference(OffloadStore(folder, manifest), tensors)
     if difference is not None:
         raise OffloadStoreError(
             f"the offload folder {folder} holds the weights of another model: {difference}. "
             "Remove it, or name another folder."
         )
+    whole = {file for file in manifest.files if _is_whole(file, folder)}
+    return Manifest({n: entry for n, entry in manifest.entries.items() if entry.file in whole})
+
+
+def _is_whole(file: StoredFile, folder: Path) -> bool:
     try:
-        for file in manifest.files:
-            file.check(folder)
+        file.check(folder)
     except OffloadStoreError:
-        return None  # the same weights, but damaged since: written anew
-    return store
+        return False
+    return True
 
 
 def _difference(store: OffloadStore, tensors: Mapping[str, Storable]) -> str | None:
-    """What tells the store's weights from others; None when they are the same."""
+    """What tells the store's model from that of ``tensors``; None when they can be one."""
     entries = store.manifest.entries
-    if entries.keys() != tensors.keys():
-        name = min(entries.keys() ^ tensors.keys())
-        return f"{name!r} is only in the {'folder' if name in entries else 'model'}"
-    for name, value in tensors.items():
+    common = {name: value for name, value in tensors.items() if name in entries}
+    if entries and tensors and not common:
+        return f"it has no {next(iter(tensors))!r}, nor any other weight of this model"
+    for name, value in common.items():
         entry = entries[name]
         if (entry.dtype, entry.shape) != (value.dtype, tuple(value.shape)):
             return (
                 f"{name!r} is {entry.dtype} {entry.shape} in the folder, and {value.dtype} "
                 f"{tuple(value.shape)} in the model"
             )
-    for name, value in tensors.items():
+    for name, value in common.items():
         if not _same_content(store, name, value):
             return f"{name!r} has other values in the folder than in the model"
     return None

@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import itertools
 import json
 import math
 import os
 import shutil
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
@@ -126,8 +127,10 @@ def _checksum(total: int) -> str:
 # ---------------------------------------------------------------------- files
 
 
-def write_files(folder: Path, values: Mapping[str, Storable]) -> dict[str, Entry]:
-    """Write weights to new files in ``folder``; tied ones once.
+def write_files(
+    folder: Path, kept: Collection[str], values: Mapping[str, Storable]
+) -> dict[str, Entry]:
+    """Write weights to new files in ``folder``, none named as one ``kept``; tied ones once.
 
     Returns:
         Where each weight is.
@@ -137,10 +140,11 @@ def write_files(folder: Path, values: Mapping[str, Storable]) -> dict[str, Entry
     """
     owner = _owners(values)
     unique = {name: values[name] for name in owner.values()}
-    groups = list(_group(unique))
+    names = (f"{DATA_PREFIX}{number:05d}.safetensors" for number in itertools.count(1))
+    free = (name for name in names if name not in kept)
     written: dict[str, Entry] = {}
-    for number, group in enumerate(groups, 1):
-        path = folder / f"{DATA_PREFIX}{number:05d}-of-{len(groups):05d}.safetensors"
+    for group in _group(unique):
+        path = folder / next(free)
         written |= _write_file(path, {name: unique[name] for name in group})
     sync_folder(folder)
     return {name: written[owner[name]] for name in values}
@@ -156,8 +160,10 @@ def _owners(values: Mapping[str, Storable]) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def nothing_left_on_error(folder: Path, values: Mapping[str, Storable]) -> Iterator[None]:
-    """Write ``values`` inside; where that fails, the partial files are removed.
+def nothing_left_on_error(
+    folder: Path, kept: Collection[str], values: Mapping[str, Storable]
+) -> Iterator[None]:
+    """Write ``values`` inside; where that fails, all data files but those ``kept`` are removed.
 
     Raises:
         DiskFullError: there is no room for them, seen before or while writing.
@@ -168,17 +174,18 @@ def nothing_left_on_error(folder: Path, values: Mapping[str, Storable]) -> Itera
     try:
         yield
     except BaseException as error:
-        remove_data_files(folder)
+        remove_data_files(folder, kept)
         if isinstance(error, OSError) and error.errno in _DISK_FULL:
             raise _disk_full(folder, needed) from error
         raise
 
 
-def remove_data_files(folder: Path) -> None:
-    """Remove every data file, and every half-written file, that anydevice left in ``folder``."""
+def remove_data_files(folder: Path, kept: Collection[str]) -> None:
+    """Remove all files that anydevice left in ``folder``, half-written ones too, but those kept."""
     for pattern in (f"{DATA_PREFIX}*.safetensors*", f"{MANIFEST_NAME}{_TEMPORARY}"):
         for path in folder.glob(pattern):
-            path.unlink(missing_ok=True)
+            if path.name not in kept:
+                path.unlink(missing_ok=True)
 
 
 def write_atomically(path: Path, data: bytes) -> None:
