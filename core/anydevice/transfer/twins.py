@@ -12,10 +12,17 @@ import torch
 from torch import nn
 
 from anydevice import registry
-from anydevice.devices import Device
+from anydevice.devices import Device, parse_device
 from anydevice.tensors import move_tensor
 
-__all__ = ["dress", "is_lazy", "make_twin", "moves_by_itself", "twin_of_data", "wants_gradient"]
+__all__ = [
+    "attributes_back",
+    "is_lazy",
+    "make_twin",
+    "moves_by_itself",
+    "twin_of_data",
+    "wants_gradient",
+]
 
 
 def is_lazy(tensor: torch.Tensor) -> bool:
@@ -55,35 +62,67 @@ def make_twin(
     """
     if wants_gradient(rest):
         twin = _cast(move_tensor(_castable(rest, device, compute_dtype), device), compute_dtype)
-        if twin is rest:
-            twin = rest.view_as(rest)
-        return dress(twin, rest, device)
+        return _dress(twin, rest, device)
     # Inference tensors count no versions, and by its version a change is known.
     with torch.inference_mode(False), torch.no_grad():
         source = rest if moves_by_itself(rest) else rest.detach()
-        twin = _cast(move_tensor(_castable(source, device, compute_dtype), device), compute_dtype)
-        return twin_of_data(twin, rest, device)
+        data = move_tensor(_castable(source, device, compute_dtype), device)
+        return _standing_for(rest, _cast(data, compute_dtype), device)
 
 
-def twin_of_data(data: torch.Tensor, rest: torch.Tensor, device: Device) -> torch.Tensor:
-    """Make a twin of data that is on the device already; not differentiable."""
+def twin_of_data(
+    data: torch.Tensor, rest: torch.Tensor, device: Device, compute_dtype: torch.dtype | None
+) -> torch.Tensor:
+    """Make a twin of a copy of the data that is on the device already."""
+    if wants_gradient(rest):
+        if _is_transformed():
+            return make_twin(rest, device, compute_dtype)
+        arrived: torch.Tensor = _Arrival.apply(rest, data)  # type: ignore[no-untyped-call]
+        return _dress(_cast(arrived, compute_dtype), rest, device)
+    with torch.inference_mode(False), torch.no_grad():
+        return _standing_for(rest, _cast(data, compute_dtype), device)
+
+
+class _Arrival(torch.autograd.Function):
+    """The data of the twin, and the graph of the resting tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, rest: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
+        ctx.home = parse_device(rest.device)
+        return data.data
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return move_tensor(gradient, ctx.home), None
+
+
+def _is_transformed() -> bool:
+    """Whether `torch.func` or forward-mode AD is at work: they want torch's own operators."""
+    active = getattr(torch._C, "_are_functorch_transforms_active", None)
+    return (active is not None and active()) or torch.autograd.forward_ad._current_level >= 0
+
+
+def _standing_for(rest: torch.Tensor, data: torch.Tensor, device: Device) -> torch.Tensor:
+    """Data as a leaf with the class and attributes of its original."""
     kind = type(rest)
     if kind is torch.Tensor or moves_by_itself(rest):
-        return dress(data, rest, device)
+        return _dress(data, rest, device)
     gradient = rest.requires_grad and (data.is_floating_point() or data.is_complex())
-    return dress(torch.Tensor._make_subclass(kind, data, gradient), rest, device)
+    if gradient and torch.is_autocast_enabled(device.type):
+        # Autocast keeps its casts of leaves that want gradients until it ends: in time, of all.
+        gradient = False
+    return _dress(torch.Tensor._make_subclass(kind, data, gradient), rest, device)
 
 
-def dress(twin: torch.Tensor, rest: torch.Tensor, device: Device) -> torch.Tensor:
+def _dress(twin: torch.Tensor, rest: torch.Tensor, device: Device) -> torch.Tensor:
     """Give a twin the class and attributes of its original; tensors among these come along."""
     kind = type(rest)
     if type(twin) is not kind and not moves_by_itself(rest):
         twin = twin.as_subclass(kind)  # keeps the graph
     if rest.__dict__:
         for name, value in rest.__dict__.items():
-            if isinstance(value, torch.Tensor):
-                value = move_tensor(value, device)
-            twin.__dict__[name] = value
+            is_tensor = isinstance(value, torch.Tensor)
+            twin.__dict__[name] = move_tensor(value, device) if is_tensor else value
     return twin
 
 

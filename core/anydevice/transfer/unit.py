@@ -5,18 +5,21 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from anydevice.devices import Device
 from anydevice.errors import UnplacedWeightError
 from anydevice.modules import Slot
-from anydevice.transfer.twins import is_lazy, make_twin
+from anydevice.transfer.layout import Layout
+from anydevice.transfer.twins import is_lazy, make_twin, twin_of_data
 from anydevice.transfer.visit import Guest, Visit
 
 if TYPE_CHECKING:
     from anydevice.transfer.engine import Engine
+    from anydevice.transfer.lane import Lane
+    from anydevice.transfer.shipment import Shipment
 
 __all__ = ["Unit"]
 
@@ -44,25 +47,31 @@ class Unit:
         slots: Sequence[tuple[str, Slot]],
         device: Device,
         compute_dtype: torch.dtype | None,
+        pins_mapped: bool,
     ) -> None:
         self.name = name
         self.names = [n for n, _ in slots]
         self.slots = [s for _, s in slots]
         self.device = device
         self.compute_dtype = compute_dtype
+        self.pins_mapped = pins_mapped
         self._engine = engine
         self._reset()
 
     def _reset(self) -> None:
         self._place = self.device.torch
-        self._visit: Visit | None = None
         #: What each thread's calls hold, innermost last.
         self._held: dict[int, list[list[Visit]]] = {}
+        # What the engine knows of the unit.
+        self.luck = 0
+        self.layout: tuple[Any, Layout] | None = None
+        self.was_pinned = False
+        self.block: torch.Tensor | None = None
+        self._engine._course.add(self)
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy has no calls inside."""
-        run_time = ("_visit", "_held", "_place")
-        return {k: v for k, v in self.__dict__.items() if k not in run_time}
+        return {k: v for k, v in self.__dict__.items() if k not in _RUN_TIME}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -110,54 +119,18 @@ class Unit:
     # ------------------------------------------------------------------ where something moves
 
     def _enter(self) -> None:
-        with self._engine._lock:
+        engine = self._engine
+        with engine._lock:
+            lap = engine._step(self)
             visits = self._visits()
             for visit in visits:
-                visit.count += 1
+                visit.join()
             self._held.setdefault(threading.get_ident(), []).append(visits)
-
-    def _visits(self) -> list[Visit]:
-        """The visits that this call needs: those under way, and one for what is missing."""
-        standing = self._engine._standing
-        found: dict[int, Visit] = {}
-        missing = []
-        for index, slot in enumerate(self.slots):
-            tensor = slot.get()
-            if tensor is None or is_lazy(tensor):
-                continue
-            visit = standing.get(id(tensor))
-            if visit is not None:
-                found[id(visit)] = visit
-            elif tensor.device != self._place or self._is_cast(tensor):
-                missing.append((self.names[index], slot, tensor))
-        if missing:
-            self._visit = visit = self._bring(missing)
-            found[id(visit)] = visit
-        return list(found.values())
-
-    def _is_cast(self, tensor: torch.Tensor) -> bool:
-        dtype = self.compute_dtype
-        return dtype is not None and tensor.dtype != dtype and tensor.is_floating_point()
-
-    def _bring(self, missing: list[tuple[str, Slot, torch.Tensor]]) -> Visit:
-        for name, _, rest in missing:
-            if rest.is_meta and self._place.type != "meta":
-                raise UnplacedWeightError(
-                    f"{name} (of {self.name}) is on meta: it was never loaded, so it cannot be "
-                    f"brought to {self.device}. Load a checkpoint that has it, or give it a value "
-                    "with set_module_tensor_to_device."
-                )
-        twins: dict[int, torch.Tensor] = {}
-        guests = []
-        for _, slot, rest in missing:
-            twin = twins.get(id(rest))
-            if twin is None:
-                twin = twins[id(rest)] = make_twin(rest, self.device, self.compute_dtype)
-            guests.append(Guest.of(slot, rest, twin))
-        visit = Visit(self.device, guests)
-        visit.begin()
-        self._engine._standing.update((id(g.twin), visit) for g in guests)
-        return visit
+            try:
+                engine._prefetch(lap)
+            except BaseException:
+                self._leave()
+                raise
 
     def _leave(self) -> None:
         thread = threading.get_ident()
@@ -169,8 +142,103 @@ class Unit:
             if not calls:
                 del self._held[thread]
             for visit in visits:
-                visit.count -= 1
-                if visit.count == 0:
-                    for guest in visit.guests:
-                        self._engine._standing.pop(id(guest.twin), None)
+                if visit.part():
+                    self._engine._forget(visit)
                     visit.end()
+
+    def _visits(self) -> list[Visit]:
+        """The visits that this call needs: those under way, and one for what is missing."""
+        standing = self._engine._standing
+        found = {}
+        for slot in self.slots:
+            visit = standing.get(id(slot.get()))
+            if visit is not None:
+                found[id(visit)] = visit
+        visits = list(found.values())
+        missing = self._missing()
+        if missing:
+            visits.append(self._bring(missing))
+        return visits
+
+    def _missing(self) -> list[tuple[int, torch.Tensor]]:
+        """Indices of slots whose tensors must come, and these tensors."""
+        standing = self._engine._standing
+        return [
+            (index, tensor)
+            for index, slot in enumerate(self.slots)
+            if (tensor := slot.get()) is not None
+            and id(tensor) not in standing
+            and (tensor.device != self._place or self._is_cast(tensor))
+            and not is_lazy(tensor)
+        ]
+
+    def missing_tensors(self) -> list[torch.Tensor]:
+        """The tensors that must come, each once; none where that cannot be: the call will tell."""
+        found = list({id(t): t for _, t in self._missing()}.values())
+        return [] if any(t.is_meta for t in found) else found
+
+    def loose(self, rests: list[torch.Tensor]) -> list[int]:
+        """Indices of tensors that the device cannot hold before they are cast."""
+        if self.compute_dtype is None:
+            return []
+        supports = self._engine._runtime.lane(self.device).backend.supports_dtype
+        return [i for i, t in enumerate(rests) if self._is_cast(t) and not supports(t.dtype)]
+
+    def _is_cast(self, tensor: torch.Tensor) -> bool:
+        dtype = self.compute_dtype
+        return dtype is not None and tensor.dtype != dtype and tensor.is_floating_point()
+
+    def _bring(self, missing: list[tuple[int, torch.Tensor]]) -> Visit:
+        """Begin a visit: twins of tensors stand in their slots, each tensor's once."""
+        self._check(missing)
+        lane = self._engine._runtime.lane(self.device)
+        rests = list({id(t): t for _, t in missing}.values())
+        shipment = self._engine._claim(self, rests)
+        try:
+            twins = self._twins(rests, shipment, lane)
+        except BaseException:
+            if shipment is not None:
+                shipment.cancel()
+            raise
+        guests = [Guest.of(self.slots[i], rest, twins[id(rest)]) for i, rest in missing]
+        visit = Visit(lane, guests, shipment)
+        self._engine._standing.update((id(guest.twin), visit) for guest in guests)
+        return visit
+
+    def _twins(
+        self, rests: list[torch.Tensor], shipment: Shipment | None, lane: Lane
+    ) -> dict[int, torch.Tensor]:
+        data = {}
+        if shipment is not None:
+            shipment.arrive(lane.here())
+            data = shipment.data(rests)
+        twins = {}
+        for i, rest in enumerate(rests):
+            if i in data:
+                twin = twin_of_data(data[i], rest, self.device, self.compute_dtype)
+            else:
+                twin = self._make_twin(rest, lane)
+            twins[id(rest)] = twin
+        return twins
+
+    def _make_twin(self, rest: torch.Tensor, lane: Lane) -> torch.Tensor:
+        try:
+            return make_twin(rest, self.device, self.compute_dtype)
+        except Exception as error:
+            if not lane.lacks_memory(error):
+                raise
+        self._engine._runtime.relieve(lane)
+        return make_twin(rest, self.device, self.compute_dtype)
+
+    def _check(self, missing: list[tuple[int, torch.Tensor]]) -> None:
+        for index, rest in missing:
+            if rest.is_meta and self._place.type != "meta":
+                raise UnplacedWeightError(
+                    f"{self.names[index]} (of {self.name}) is on meta: it was never loaded, so it "
+                    f"cannot be brought to {self.device}. Load a checkpoint that has it, or give "
+                    "it a value with set_module_tensor_to_device."
+                )
+
+
+#: What a copy of a unit does not take along.
+_RUN_TIME: Final = frozenset({"_held", "_place", "luck", "layout", "was_pinned", "block"})

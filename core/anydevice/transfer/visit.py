@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
 
-from anydevice.devices import Device, parse_device
+from anydevice.devices import parse_device
 from anydevice.modules import Slot, exchange
 from anydevice.tensors import move_tensor
 from anydevice.transfer.twins import attributes_back
+
+if TYPE_CHECKING:
+    from anydevice.transfer.lane import Lane
+    from anydevice.transfer.shipment import Shipment
 
 __all__ = ["Guest", "Visit"]
 
@@ -45,36 +49,65 @@ class Guest(NamedTuple):
 
 
 class Visit:
-    """Twins of one unit on its device, and how many calls use them.
+    """Twins of one unit on its device, and the calls that use them. Guarded by the engine's lock.
 
     Attributes:
         count: calls that are inside.
         guests: the twins.
     """
 
-    def __init__(self, device: Device, guests: list[Guest]) -> None:
-        self.device = device
+    def __init__(self, lane: Lane, guests: list[Guest], shipment: Shipment | None) -> None:
         self.guests = guests
         self.count = 0
-
-    def begin(self) -> None:
-        """Put the twins into the slots."""
-        for guest in self.guests:
+        self._lane = lane
+        self._shipment = shipment
+        self._stream = lane.here()  # the twins are ready for its later work
+        self._readers: list[tuple[Any, Any]] = []  # streams that have used them, and until when
+        for guest in guests:
             guest.slot.put(guest.twin)
 
+    def join(self) -> None:
+        """One more call uses the twins, on the calling thread's current stream."""
+        self.count += 1
+        here = self._lane.here()
+        if here != self._stream:
+            self._lane.wait(here, self._lane.mark(self._stream))
+
+    def part(self) -> bool:
+        """A call needs them no more; say whether it was the last."""
+        self.count -= 1
+        here = self._lane.here()
+        if here is not None:
+            self._readers = [r for r in self._readers if r[0] != here]
+            if self.count:
+                self._readers.append((here, self._lane.mark(here)))
+        return self.count == 0
+
     def end(self) -> None:
+        """Put the resting tensors back, and give the device's memory back."""
+        here = self._lane.here()
+        for _, event in self._readers:
+            self._lane.wait(here, event)  # for what they changed, too
+        try:
+            self._settle_guests()
+        finally:
+            if self._shipment is not None:
+                self._shipment.release([self._lane.mark(here)])
+            self._shipment = None
+
+    def _settle_guests(self) -> None:
         """Put the resting tensors back, with the changes that were made on the device."""
-        errors = []
-        busy = {id(g.slot.module) for g in self.guests if g.slot.is_buffer and g.changed()}
+        guests, self.guests = self.guests, []
+        busy = {id(g.slot.module) for g in guests if g.slot.is_buffer and g.changed()}
         written: set[int] = set()
-        for guest in self.guests:
+        failure: Exception | None = None
+        while guests:
             try:
-                self._rest_again(guest, busy, written)
+                self._rest_again(guests.pop(0), busy, written)
             except Exception as error:  # noqa: BLE001 - every slot must get its tensor back
-                errors.append(error)
-        self.guests = []
-        if errors:
-            raise errors[0]
+                failure = failure or error
+        if failure is not None:
+            raise failure
 
     def _rest_again(self, guest: Guest, busy: set[int], written: set[int]) -> None:
         slot, rest, twin = guest.slot, guest.rest, guest.twin
@@ -86,7 +119,7 @@ class Visit:
                 _write_back(slot, rest, twin)
             if len(twin.__dict__) or guest.attributes:
                 attributes_back(twin, rest, guest.attributes)
-        elif isinstance(now, torch.Tensor) and now.device == self.device.torch:
+        elif isinstance(now, torch.Tensor) and now.device == self._lane.place:
             _settle(slot, now, rest.device)
 
 

@@ -1,0 +1,189 @@
+"""How a unit's weights lie in one buffer on the device, and in which copies they get there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from anydevice.devices import CPU
+from anydevice.transfer.twins import is_lazy, moves_by_itself
+
+__all__ = [
+    "Layout",
+    "Piece",
+    "Run",
+    "align",
+    "bytes_of",
+    "lay_out",
+    "lies_in",
+    "signature",
+    "tensor_at",
+    "travels_as_bytes",
+]
+
+#: Every run begins at a multiple of this many bytes, as allocators of devices have it.
+ALIGNMENT: Final = 256
+#: Weights that lie one after the other on the host are copied at once where kernels would not
+#: notice: they keep at least this alignment...
+_KEPT_ALIGNMENT: Final = 64
+#: ... and at most so many bytes between them travel for nothing.
+_GAP: Final = 4096
+
+
+class Piece(NamedTuple):
+    """A weight's bytes in the buffer.
+
+    Attributes:
+        weight: its index.
+        offset: in the buffer.
+        nbytes: how many.
+    """
+
+    weight: int
+    offset: int
+    nbytes: int
+
+
+class Run(NamedTuple):
+    """A range of host memory that is copied at once.
+
+    Attributes:
+        weight: index of the one at which it begins.
+        offset: in the buffer.
+        nbytes: how many.
+        pinned: whether it is page-locked.
+    """
+
+    weight: int
+    offset: int
+    nbytes: int
+    pinned: bool
+
+
+class Layout(NamedTuple):
+    """Where the weights of a unit go.
+
+    Attributes:
+        nbytes: of the buffer.
+        pieces: the weights in it.
+        runs: the copies that fill it.
+        loose: indices of weights that must travel by themselves.
+    """
+
+    nbytes: int
+    pieces: list[Piece]
+    runs: list[Run]
+    loose: list[int]
+
+
+def signature(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """What a layout depends on: another signature, another layout."""
+    if moves_by_itself(tensor) or tensor.layout is not torch.strided or is_lazy(tensor):
+        return (id(tensor),)
+    return (id(tensor), tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+
+
+def lay_out(
+    rests: Sequence[torch.Tensor], block: torch.Tensor | None, pins: bool, alone: Sequence[int] = ()
+) -> Layout:
+    """Lay weights out in one buffer, each with its own strides.
+
+    Args:
+        rests: the weights, each once.
+        block: page-locked memory in which several of them may lie, though as storages of their own.
+        pins: whether the device knows page-locked memory.
+        alone: indices of those that must travel by themselves for a reason of the caller's.
+    """
+    loose = [i for i, t in enumerate(rests) if i in alone or not travels_as_bytes(t)]
+    order = sorted(set(range(len(rests))).difference(loose), key=lambda i: rests[i].data_ptr())
+    pieces: list[Piece] = []
+    runs: list[Run] = []
+    owner = start = end = -1  # of the current run, on the host
+    for i in order:
+        tensor = rests[i]
+        address, nbytes = tensor.data_ptr(), tensor.nbytes
+        joins = (
+            _owner(tensor, block) == owner
+            and address - end <= _GAP
+            and (address - start) % _KEPT_ALIGNMENT == 0
+        )
+        if joins:
+            run = runs[-1]
+            pieces.append(Piece(i, run.offset + address - start, nbytes))
+            end = max(end, address + nbytes)
+            runs[-1] = run._replace(nbytes=end - start)
+        else:
+            offset = align(runs[-1].offset + runs[-1].nbytes) if runs else 0
+            pieces.append(Piece(i, offset, nbytes))
+            runs.append(Run(i, offset, nbytes, pins and tensor.is_pinned()))
+            owner, start, end = _owner(tensor, block), address, address + nbytes
+    total = align(runs[-1].offset + runs[-1].nbytes) if runs else 0
+    return Layout(total, pieces, runs, loose)
+
+
+def bytes_of(tensor: torch.Tensor, nbytes: int, block: torch.Tensor | None) -> torch.Tensor:
+    """View host memory, from a tensor's first byte on, as bytes."""
+    if block is not None and lies_in(tensor, block):
+        return block.narrow(0, tensor.data_ptr() - block.data_ptr(), nbytes)
+    view = torch.empty(0, dtype=torch.uint8)
+    start = tensor.storage_offset() * tensor.element_size()
+    return view.set_(tensor.untyped_storage(), start, (nbytes,), (1,))
+
+
+def lies_in(tensor: torch.Tensor, block: torch.Tensor) -> bool:
+    """Whether a tensor's first byte lies in a block of memory."""
+    return 0 <= tensor.data_ptr() - block.data_ptr() < block.numel()
+
+
+def tensor_at(flat: torch.Tensor, offset: int, like: torch.Tensor) -> torch.Tensor:
+    """View a buffer's bytes as a tensor with the dtype, shape and strides of another.
+
+    It counts its versions by itself, unlike ``flat.view(...)``, so that a change can be told.
+    """
+    view = torch.empty(0, dtype=like.dtype, device=flat.device)
+    return view.set_(
+        flat.untyped_storage(), offset // like.element_size(), like.shape, like.stride()
+    )
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the tensor's elements fill one range of memory, in whatever order."""
+    if tensor.is_contiguous():
+        return True
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
+
+
+def travels_as_bytes(tensor: torch.Tensor) -> bool:
+    """Whether a copy of the tensor's bytes is a copy of the tensor."""
+    return (
+        tensor.device.type == CPU.type
+        and not moves_by_itself(tensor)
+        and tensor.layout is torch.strided
+        and not tensor.is_quantized
+        and not is_lazy(tensor)
+        and tensor.numel() > 0
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+        and not tensor.is_inference()  # it counts no versions: whether it is stale cannot be told
+        and is_dense(tensor)
+    )
+
+
+def _owner(tensor: torch.Tensor, block: torch.Tensor | None) -> int:
+    """Whose memory it is: all between two tensors of one owner may be read."""
+    if block is not None and lies_in(tensor, block):
+        return block.data_ptr()
+    return tensor.untyped_storage().data_ptr()
+
+
+def align(nbytes: int) -> int:
+    """Round up to `ALIGNMENT`."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT

@@ -1,0 +1,98 @@
+"""Resting weights are page-locked once, so that the link can take them at its full speed."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+
+from anydevice import registry
+from anydevice.backend import DeviceBackend
+from anydevice.checkpoint.mapped import backing_of
+from anydevice.devices import CPU
+from anydevice.transfer.layout import align, travels_as_bytes
+
+__all__ = ["PinBudget", "pin_resting"]
+
+
+class PinBudget:
+    """How much host memory may still be page-locked.
+
+    Args:
+        nbytes: in all; None for half of what is free when it is first asked.
+    """
+
+    def __init__(self, nbytes: int | None) -> None:
+        self._left = nbytes
+
+    def take(self, nbytes: int) -> bool:
+        """Take so many bytes, where they are left."""
+        if self._left is None:
+            self._left = registry.get_backend(CPU.torch).memory_info(0).free // 2
+        if nbytes > self._left:
+            return False
+        self._left -= nbytes
+        return True
+
+
+def pin_resting(
+    rests: Sequence[torch.Tensor], backend: DeviceBackend, budget: PinBudget, *, mapped: bool
+) -> torch.Tensor | None:
+    """Move the data of resting weights to one block of page-locked memory.
+
+    The tensors stay the same objects, each with a storage of its own, so that saving one does not
+    save all. Left where they are: weights whose memory somebody else holds too (a view, another
+    process), and those that are page-locked already.
+
+    Args:
+        rests: the weights, each once.
+        backend: pins memory.
+        budget: what this may cost.
+        mapped: whether weights that are views of a file are wanted in memory, too.
+
+    Returns:
+        The block; None when nothing was moved.
+    """
+    chosen = [t for t in rests if _may_move(t) and (mapped or backing_of(t) is None)]
+    offsets = [0]
+    for tensor in chosen:
+        offsets.append(offsets[-1] + align(tensor.nbytes))
+    if not chosen or not budget.take(offsets[-1]):
+        return None
+    try:
+        block = backend.pin_memory(torch.empty(offsets[-1], dtype=torch.uint8))
+        if not block.is_pinned():
+            return None
+    except RuntimeError:  # the system allows no more: go on without
+        return None
+    with torch.inference_mode(False), torch.no_grad():
+        for tensor, offset in zip(chosen, offsets, strict=False):
+            new = _part(block, offset, tensor)
+            new.copy_(tensor)
+            tensor.data = new
+    return block
+
+
+def _may_move(tensor: torch.Tensor) -> bool:
+    return (
+        travels_as_bytes(tensor)
+        and not tensor.is_pinned()
+        and not tensor.is_shared()  # type: ignore[no-untyped-call]
+        and _is_sole_owner(tensor)
+    )
+
+
+def _is_sole_owner(tensor: torch.Tensor) -> bool:
+    """Whether no other tensor views the memory: it would go on to view the old."""
+    count = getattr(torch._C, "_storage_Use_Count", None)
+    # The tensor is one, the Python object that is asked here is the other.
+    return count is not None and count(tensor.untyped_storage()._cdata) <= 2
+
+
+def _part(block: torch.Tensor, offset: int, like: torch.Tensor) -> torch.Tensor:
+    """A tensor over a part of a block, as a storage of its own, which keeps the block alive."""
+    memory = (ctypes.c_uint8 * like.nbytes).from_address(block.data_ptr() + offset)
+    memory.block = block  # type: ignore[attr-defined]
+    flat = torch.frombuffer(memory, dtype=like.dtype, count=like.numel())
+    return flat.as_strided(like.shape, like.stride())

@@ -1,0 +1,129 @@
+"""Device memory for visiting weights: taken once, used again and again.
+
+The ring of buffers grows to what a forward pass needs and then stays. A buffer goes back together
+with the events after which it may be overwritten; nobody waits for them before the next copy does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+if TYPE_CHECKING:
+    from anydevice.transfer.lane import Lane
+
+__all__ = ["Buffer", "Pool"]
+
+_MIB: Final = 1 << 20
+
+
+class Buffer:
+    """One piece of device memory.
+
+    Attributes:
+        flat: its bytes.
+        home: the stream that was current when it was taken; its allocator gets it back.
+        after: events that must have passed before it is written to.
+    """
+
+    __slots__ = ("after", "flat", "home", "owners")
+
+    def __init__(self, flat: torch.Tensor, home: Any, after: list[Any]) -> None:
+        self.flat = flat
+        self.home = home
+        self.after = after
+        self.owners = _owners(flat)
+
+    @property
+    def nbytes(self) -> int:
+        """Its size."""
+        return self.flat.numel()
+
+    def is_shared(self) -> bool:
+        """Whether somebody else holds a view: an output, a saved tensor of autograd's, a cache.
+
+        Only once nobody does may the memory serve another weight.
+        """
+        return self.owners is None or _owners(self.flat) != self.owners
+
+
+class Pool:
+    """The buffers of one device.
+
+    Attributes:
+        total: bytes that the buffers have together, used or free.
+    """
+
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
+        self._free: list[Buffer] = []  # the one that was given back first comes first
+        self.total = 0
+
+    def take(self, nbytes: int, *, ahead: bool) -> Buffer | None:
+        """Get a buffer of at least so many bytes.
+
+        Args:
+            nbytes: how many.
+            ahead: whether it is for later; then the answer is None where the limit forbids it.
+
+        Raises:
+            RuntimeError: the device is out of memory, as the backend says it.
+        """
+        size = _round(nbytes)
+        found = self._best(size, within=2 * size + _MIB)
+        if found is None and not self._fits(size):
+            found = self._best(size)
+        if found is not None:
+            self._free.remove(found)
+            return found
+        while self._free and not self._fits(size):
+            self._drop(self._free.pop(0))
+        if ahead and not self._fits(size):
+            return None
+        flat = self._lane.allocate(size)
+        home = self._lane.here()
+        self.total += size
+        # The memory may have been another tensor's, whose last reader is still queued there.
+        return Buffer(flat, home, [self._lane.mark(home)])
+
+    def give_back(self, buffer: Buffer, after: list[Any]) -> None:
+        """Let a buffer serve others, after some events."""
+        buffer.after = after
+        if buffer.is_shared():
+            self._drop(buffer)
+        else:
+            self._free.append(buffer)
+
+    def clear(self) -> None:
+        """Give all free buffers back to the device's allocator."""
+        while self._free:
+            self._drop(self._free.pop())
+
+    def _fits(self, size: int) -> bool:
+        limit = self._lane.limit
+        return limit is None or self.total + size <= limit
+
+    def _best(self, size: int, within: int | None = None) -> Buffer | None:
+        fitting = [
+            b for b in self._free if b.nbytes >= size and (within is None or b.nbytes <= within)
+        ]
+        return min(fitting, key=lambda b: b.nbytes, default=None)
+
+    def _drop(self, buffer: Buffer) -> None:
+        # The allocator hands freed memory to the next tensor of its stream at once.
+        for event in buffer.after:
+            self._lane.wait(buffer.home, event)
+        self.total -= buffer.nbytes
+
+
+def _round(nbytes: int) -> int:
+    """Near sizes are made equal, so that one buffer serves many."""
+    step = 2 * _MIB if nbytes > _MIB else 512
+    return max(step, -(-nbytes // step) * step)
+
+
+def _owners(flat: torch.Tensor) -> int | None:
+    """How many hold the tensor's memory; None where torch does not say."""
+    count = getattr(torch._C, "_storage_Use_Count", None)
+    return None if count is None else int(count(flat.untyped_storage()._cdata))

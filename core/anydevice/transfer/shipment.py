@@ -1,0 +1,148 @@
+"""A shipment: the weights of one unit on their way to one buffer."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from anydevice.transfer.layout import Layout, bytes_of, tensor_at
+from anydevice.transfer.staging import Load, divide
+
+if TYPE_CHECKING:
+    from anydevice.transfer.lane import Lane
+    from anydevice.transfer.pool import Buffer
+
+__all__ = ["Shipment"]
+
+
+class Shipment:
+    """Weights that travel, or have arrived. docs/transfers.md tells how that is ordered.
+
+    Attributes:
+        lane: the device that they go to.
+        layout: where each lies in the buffer.
+        buffer: where they go; None once it was given back.
+        state: what the weights were like when they set out.
+        owner: the pass that asked for them.
+        unit: the id of their unit.
+        event: after which they are there; None while readers are at work.
+        error: what went wrong in a reader.
+    """
+
+    def __init__(
+        self,
+        lane: Lane,
+        layout: Layout,
+        buffer: Buffer,
+        state: tuple[Any, ...],
+        owner: int,
+        unit: int,
+    ) -> None:
+        self.lane = lane
+        self.layout = layout
+        self.buffer: Buffer | None = buffer
+        self.state = state
+        self.owner = owner
+        self.unit = unit
+        self.event: Any = None
+        self.error: BaseException | None = None
+        self._lock = threading.RLock()
+        self._cancelled = False
+        self._expected = 0
+        self._queued = threading.Event()
+
+    def start(self, rests: Sequence[torch.Tensor], block: torch.Tensor | None) -> None:
+        """Queue the copies, or hand them to readers; the host goes on.
+
+        Args:
+            rests: the weights, as the layout numbers them.
+            block: page-locked memory in which several of them lie.
+        """
+        assert self.buffer is not None
+        lane, flat, runs = self.lane, self.buffer.flat, self.layout.runs
+        for event in self.buffer.after:  # what was here before has been read
+            lane.wait(lane.side, event)
+        pageable = sum(run.nbytes for run in runs if not run.pinned)
+        chunk = lane.stager.prepare(pageable) if pageable and lane.pins else 0
+        sources = []
+        with lane.on_side():
+            for run in runs:
+                source = bytes_of(rests[run.weight], run.nbytes, block)
+                if run.pinned or not chunk:
+                    flat.narrow(0, run.offset, run.nbytes).copy_(source, non_blocking=True)
+                else:
+                    sources.append((source, run.offset))
+        loads = list(divide(sources, chunk))
+        if not loads:
+            self._finish()
+            return
+        self._expected = len(loads)
+        for load in loads:
+            lane.stager.send(load, self)
+
+    def _finish(self) -> None:
+        self.event = self.lane.mark(self.lane.side)
+        self._queued.set()
+
+    def is_wanted(self) -> bool:
+        """Whether readers shall go on."""
+        return not self._cancelled
+
+    def deliver(self, load: Load, chunk: torch.Tensor) -> Any:
+        """Called by a reader: queue the journey of a chunk."""
+        lane = self.lane
+        with self._lock:
+            buffer = self.buffer
+            if self._cancelled or buffer is None:
+                return None
+            with lane.on_side():
+                buffer.flat.narrow(0, load.offset, load.nbytes).copy_(chunk, non_blocking=True)
+            event = lane.mark(lane.side)
+            self._expected -= 1
+            if self._expected == 0:
+                self._finish()
+            return event
+
+    def fail(self, error: BaseException) -> None:
+        """Called by a reader that could not do its part."""
+        self.error = error
+        self._queued.set()
+
+    def wait_queued(self) -> None:
+        """Wait until all its copies are queued, so that `event` stands for them."""
+        self._queued.wait()
+
+    def arrive(self, stream: Any) -> None:
+        """Let a stream's later work find the weights in the buffer.
+
+        Waits for readers, if any are at work, and not for the device.
+
+        Raises:
+            Exception: what a reader raised.
+        """
+        self._queued.wait()
+        if self.error is not None:
+            raise self.error
+        self.lane.wait(stream, self.event)
+
+    def data(self, rests: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
+        """The weights in the buffer, by their index in ``rests``."""
+        assert self.buffer is not None
+        flat = self.buffer.flat
+        return {p.weight: tensor_at(flat, p.offset, rests[p.weight]) for p in self.layout.pieces}
+
+    def release(self, after: list[Any]) -> None:
+        """Give the buffer back: it may be overwritten after these events."""
+        buffer, self.buffer = self.buffer, None
+        if buffer is not None:
+            self.lane.pool.give_back(buffer, after)
+
+    def cancel(self) -> None:
+        """Nobody wants the weights any more. What travels arrives; the rest does not set out."""
+        with self._lock:
+            self._cancelled = True
+            event = self.lane.mark(self.lane.side)
+        self.release([event])
