@@ -1,0 +1,192 @@
+"""A device that nobody here wrote: torchvulkan, on Mesa's software Vulkan.
+
+Each test is a process of its own, since torch has one place for a device from outside. Where the
+driver or torchvulkan is missing these tests fail and say what to install; with
+``ANYDEVICE_WITHOUT_VULKAN=1`` they are skipped.
+"""
+
+import importlib.util
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+ICD_FOLDERS = ("/usr/share/vulkan/icd.d", "/etc/vulkan/icd.d")
+
+
+@pytest.fixture(scope="module")
+def lavapipe():
+    """The driver's manifest: what the Vulkan loader reads to find one device."""
+    if os.environ.get("ANYDEVICE_WITHOUT_VULKAN") == "1":
+        pytest.skip("ANYDEVICE_WITHOUT_VULKAN=1")
+    if importlib.util.find_spec("torchvulkan") is None:
+        pytest.fail(
+            "torchvulkan is not installed: pip install --no-deps torchvulkan==0.2.1, or set "
+            "ANYDEVICE_WITHOUT_VULKAN=1 to go without these tests."
+        )
+    manifests = [f for folder in ICD_FOLDERS for f in Path(folder).glob("lvp_icd*.json")]
+    if not manifests:
+        pytest.fail(
+            "Mesa's software Vulkan is not installed: apt-get install --no-install-recommends "
+            "mesa-vulkan-drivers, or set ANYDEVICE_WITHOUT_VULKAN=1 to go without these tests."
+        )
+    return manifests[0]
+
+
+@pytest.fixture(scope="module")
+def drivers(lavapipe, tmp_path_factory):
+    """The value of VK_DRIVER_FILES that gives so many devices."""
+    folder = tmp_path_factory.mktemp("vulkan-drivers")
+    manifest = json.loads(lavapipe.read_text())
+    library = Path(manifest["ICD"]["library_path"])
+    if not library.is_absolute():
+        library = next(p for p in Path("/usr/lib").rglob(library.name))
+    copy = folder / f"second_{library.name}"  # the loader takes one library once
+    shutil.copy(library, copy)
+    manifest["ICD"]["library_path"] = str(copy)
+    second = folder / "second_icd.json"
+    second.write_text(json.dumps(manifest))
+    return {
+        0: str(folder / "no_such_icd.json"),
+        1: str(lavapipe),
+        2: f"{lavapipe}:{second}",
+    }
+
+
+@pytest.fixture
+def run(vulkan_environment, drivers):
+    def run(devices, code, **environment):
+        return vulkan_environment.run(code, VK_DRIVER_FILES=drivers[devices], **environment)
+
+    return run
+
+
+# ---------------------------------------------------------------------- the backend
+
+
+FOUND = """
+    import json, os
+    import anydevice
+    from anydevice.registry import list_backends
+    devices = [str(d) for d in anydevice.available_devices()]
+    (record,) = [r for r in list_backends() if r.device_type == "vulkan"]
+    print(json.dumps([devices, record.package, record.status, record.reason]))
+"""
+
+
+@pytest.mark.parametrize("devices", [0, 1, 2])
+def test_it_is_found_by_its_entry_point(run, devices):
+    found, package, status, reason = run(devices, FOUND)
+    assert found == [*[f"vulkan:{i}" for i in range(devices)], "cpu"]
+    assert package == "anydevice-vulkan 0.1.0"
+    assert (status, reason) == (
+        ("available", "") if devices else ("unavailable", "no device or driver found")
+    )
+
+
+def test_counting_leaves_a_forked_child_able_to_use_it(run):
+    assert (
+        run(
+            1,
+            """
+        import os
+        import anydevice
+        import torch
+        devices = anydevice.available_devices()
+        child = os.fork()
+        if child == 0:
+            moved = torch.ones(3).to(devices[0]).cpu()
+            os._exit(0 if moved.sum().item() == 3 else 1)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        """,
+        )
+        == 0
+    )
+
+
+def test_memory_and_movement_and_random_numbers(run):
+    run(
+        2,
+        """
+        import torch
+        from anydevice.registry import get_backend
+        MIB = 1 << 20
+        backend = get_backend("vulkan")
+        before = [backend.memory_info(i) for i in (0, 1)]
+        x = torch.randn(40 * MIB // 4)
+        there = backend.move(x, torch.device("vulkan:1"))
+        after = [backend.memory_info(i) for i in (0, 1)]
+        assert before[1].free - after[1].free == 40 * MIB, (before, after)
+        assert abs(before[0].free - after[0].free) < MIB
+        assert backend.memory_allocated(1) >= 40 * MIB
+        assert torch.equal(backend.move(there, torch.device("cpu")), x)
+        assert str(there.device) == "vulkan:1"
+        del there
+        assert backend.memory_info(1).free == before[1].free
+        backend.empty_cache(1)
+        assert backend.memory_info(1).free == before[1].free
+        state = backend.rng_state(1)
+        drawn = torch.rand(5, device="vulkan:1").cpu()
+        backend.set_rng_state(state, 1)
+        assert torch.equal(torch.rand(5, device="vulkan:1").cpu(), drawn)
+        assert backend.supports_dtype(torch.float16)
+        assert backend.device_name(0).startswith("llvmpipe")
+        try:
+            torch.empty(1 << 42, dtype=torch.uint8, device="vulkan:0")
+        except Exception as error:
+            assert backend.is_out_of_memory(error)
+        else:
+            raise AssertionError("4 TiB were given")
+        print("null")
+        """,
+    )
+
+
+# ---------------------------------------------------------------------- the main job
+
+
+JOB = """
+    import json
+    import torch
+    import anydevice
+    from transformers import LlamaForCausalLM
+
+    torch.set_num_threads(1)
+    folder, caps = {folder!r}, {caps!r}
+    ids = torch.arange(12).reshape(2, 6)
+    plain = LlamaForCausalLM.from_pretrained(folder).eval()
+    with torch.no_grad():
+        expected = plain(ids).logits
+    model = anydevice.from_pretrained(LlamaForCausalLM, folder, device_map="auto", max_memory=caps)
+    with torch.no_grad():
+        logits = [model(ids).logits.cpu() for _ in range(2)]
+        text = model.generate(ids[:1], max_new_tokens=4, do_sample=False)
+        plain_text = plain.generate(ids[:1], max_new_tokens=4, do_sample=False)
+    print(json.dumps({{
+        "places": sorted({{str(v) for v in model.hf_device_map.values()}}),
+        "difference": max((one - expected).abs().max().item() for one in logits),
+        "same_text": torch.equal(text.cpu(), plain_text),
+        "bytes": {{str(d): model.anydevice_placement.bytes_on(d) for d in {places!r}}},
+    }}))
+"""
+
+
+@pytest.mark.parametrize(
+    ("devices", "caps", "places"),
+    [
+        (0, None, ["cpu"]),
+        (0, {"cpu": "100KiB"}, ["cpu", "disk"]),
+        (1, None, ["vulkan:0"]),
+        (1, {"vulkan:0": "150KiB", "cpu": "60KiB"}, ["cpu", "disk", "vulkan:0"]),
+        (2, {0: "100KiB", 1: "120KiB", "cpu": "1GiB"}, ["cpu", "vulkan:0", "vulkan:1"]),
+    ],
+)
+def test_the_main_job(run, tiny_llama, devices, caps, places):
+    done = run(devices, JOB.format(folder=str(tiny_llama), caps=caps, places=places), flags=())
+    kinds = {"vulkan:0" if p == "0" else "vulkan:1" if p == "1" else p for p in done["places"]}
+    assert sorted(kinds) == places
+    assert all(done["bytes"].values())
+    assert done["difference"] <= (0 if devices == 0 else 1e-5)
+    assert done["same_text"]
