@@ -134,7 +134,8 @@ class _Fetcher:
         return CheckpointNotFoundError(
             f"cannot get {self.repo_id!r}{at} from the Hub{offline}, and it is no file or folder "
             f"here: {type(error).__name__}: {error!s:.400}. Check the name and the revision; a "
-            "private repository needs a token; without a network, it must be in huggingface_hub's cache."
+            "private repository needs a token; without a network, huggingface_hub's cache must "
+            "have it."
         )
 
 

@@ -189,11 +189,18 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew_lock)
 
 
-def map_file(path: str | os.PathLike[str]) -> MappedFile:
+def map_file(path: str | os.PathLike[str], *, own: bool = False) -> MappedFile:
     """Map a file, or find the mapping that some live tensor already views.
+
+    Views of one mapping see each other's writes. What is given to a model that may be written to
+    should come from a mapping of its own.
 
     A file that has changed since (size, time of writing, inode) is mapped anew; tensors of its
     former self keep theirs.
+
+    Args:
+        path: of the file.
+        own: make a new mapping, and keep it from later callers.
 
     Raises:
         CheckpointNotFoundError: it cannot be opened.
@@ -202,11 +209,12 @@ def map_file(path: str | os.PathLike[str]) -> MappedFile:
     full = os.path.abspath(os.fspath(path))
     with _lock:
         identity = FileIdentity.of(full)
-        known = _mappings.get(identity)
+        known = None if own else _mappings.get(identity)
         if known is None:
             identity, known = _map(full)
             if known is not None:
-                _mappings[identity] = known
+                if not own:
+                    _mappings[identity] = known
                 bisect.insort(_by_address, (known.base, weakref.ref(known)), key=lambda e: e[0])
     return MappedFile(full, identity, known)
 

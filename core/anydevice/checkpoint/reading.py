@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -51,6 +52,13 @@ class Checkpoint(Mapping[str, TensorInfo]):
         """
         raise NotImplementedError
 
+    def reopened(self) -> Checkpoint:
+        """The same checkpoint, whose views share no memory with those that were given before.
+
+        Views of one mapping see each other's writes; two models must not.
+        """
+        return self
+
     def check(self) -> None:
         """Make sure that the files are those that were opened.
 
@@ -96,6 +104,12 @@ class _FileCheckpoint(Checkpoint):
             return self._loaded[name]
         return self._files[file].tensor(offset, dtype, shape)
 
+    def reopened(self) -> Checkpoint:
+        self.check()
+        other = copy.copy(self)
+        other._files = {path: map_file(path, own=True) for path in self._files}
+        return other
+
     def check(self) -> None:
         for file in self._files.values():
             file.check()
@@ -106,7 +120,7 @@ class _FileCheckpoint(Checkpoint):
         if path.endswith(".safetensors") or (
             looks_like_safetensors(start) and not looks_like_torch(start)
         ):
-            file = self._files[path] = map_file(path)
+            file = self._files[path] = map_file(path, own=True)
             return read_header(file)
         if not looks_like_torch(start):
             raise CorruptCheckpointError(
@@ -114,7 +128,7 @@ class _FileCheckpoint(Checkpoint):
                 f"{start[:8]!r}. A text that begins with 'version https://git-lfs' stands for a "
                 "file that was not fetched: run `git lfs pull`."
             )
-        self._files[path] = map_file(path)
+        self._files[path] = map_file(path, own=True)
         return self._take_torch(path, state_dict_of(read_torch_file(path), path))
 
     def _take_torch(self, path: str, state: dict[str, Any]) -> dict[str, TensorInfo]:
@@ -150,8 +164,8 @@ def _assign(
     if absent:
         raise CorruptCheckpointError(
             f"the index of {found.source} says that {weight_map[absent[0]]} has "
-            f"{absent[0]!r:.200}, and it has not ({len(absent)} tensors are not where the index says). "
-            "Index and shards are not of one checkpoint: fetch them again."
+            f"{absent[0]!r:.200}, and it has not ({len(absent)} tensors are not where the index "
+            "says). Index and shards are not of one checkpoint: fetch them again."
         )
     return owner.items()
 

@@ -169,7 +169,7 @@ def _mapped_anew(path: str, loaded: Any, records: dict[int, int]) -> Any:
     base = min(starts) - min(records)
     if any(records.get(pointer - base) != nbytes for pointer, nbytes in starts.items()):
         return loaded
-    file = map_file(path)
+    file = map_file(path, own=True)
     new: dict[int, torch.Tensor] = {}
     for tensor in plain:
         storage = tensor.untyped_storage()

@@ -1,0 +1,318 @@
+"""What of a checkpoint goes where in a model: decided, and found fault with, before work starts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Hashable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import nn
+
+from anydevice import registry
+from anydevice.checkpoint.info import TensorInfo
+from anydevice.checkpoint.reading import Checkpoint
+from anydevice.devices import CPU, META, Device, parse_device, resolve_device
+from anydevice.errors import DeviceMapError, ModelError
+from anydevice.modules import Slot, as_dtype, iter_slots
+from anydevice.placement import DeviceMap
+from anydevice.sizes import tie_key
+
+__all__ = ["Casting", "ExtraState", "Plan", "Target", "make_plan"]
+
+EXTRA_STATE: Final = "_extra_state"
+#: A counter that checkpoints of before torch 0.4.1 lack; torch's own loader fills it in too.
+_LATE_COUNTER: Final = "num_batches_tracked"
+#: Scales of 8-bit weights stand beside them under this name, and are kept as an attribute of them.
+_EIGHT_BIT_SCALE: Final = "SCB"
+
+
+@dataclasses.dataclass(eq=False)
+class Target:
+    """A tensor of the model with the tensor of the checkpoint that it gets.
+
+    Attributes:
+        name: in the checkpoint.
+        info: what the checkpoint says of it.
+        slots: where it stands in the model: several when it is tied.
+        device: where it shall rest.
+        dtype: in which it shall rest.
+        shape: the model's.
+        scale: the name in the checkpoint of the scale of an 8-bit weight.
+    """
+
+    name: str
+    info: TensorInfo
+    slots: list[Slot]
+    device: Device
+    dtype: torch.dtype
+    shape: torch.Size
+    scale: str | None = None
+
+    @property
+    def old(self) -> torch.Tensor:
+        """What stands in the model now."""
+        tensor = self.slots[0].get()
+        assert tensor is not None
+        return tensor
+
+    @property
+    def is_cast(self) -> bool:
+        """Whether the file has another dtype."""
+        return self.dtype != self.info.dtype
+
+
+class ExtraState(NamedTuple):
+    """A module that keeps something of its own in the state dict, under ``name``."""
+
+    module: nn.Module
+    name: str
+
+
+@dataclasses.dataclass
+class Plan:
+    """All that loading will do.
+
+    Attributes:
+        targets: in the model's order.
+        extra_states: modules that get theirs.
+        counters: counters that the checkpoint lacks and that start at 0.
+        missing: names that the model has and the checkpoint lacks.
+        unexpected: names that the checkpoint has and the model lacks.
+        mismatched: what differs in shape or kind, one line each.
+    """
+
+    targets: list[Target] = dataclasses.field(default_factory=list)
+    extra_states: list[ExtraState] = dataclasses.field(default_factory=list)
+    counters: list[Slot] = dataclasses.field(default_factory=list)
+    missing: list[str] = dataclasses.field(default_factory=list)
+    unexpected: list[str] = dataclasses.field(default_factory=list)
+    mismatched: list[str] = dataclasses.field(default_factory=list)
+
+
+class Casting:
+    """In which dtype each weight is held.
+
+    Args:
+        dtype: for weights of floating point; None keeps the model's, ``"auto"`` the file's.
+        keep_in_fp32_modules: names of modules whose weights are held in float32.
+        any_kind: let integers stand where the model has floating point, as 8-bit models do.
+
+    Raises:
+        ModelError: it is no dtype, or not one of floating point.
+    """
+
+    def __init__(
+        self,
+        dtype: str | torch.dtype | None = None,
+        keep_in_fp32_modules: Collection[str] | None = None,
+        any_kind: bool = False,
+    ) -> None:
+        self.keeps_files = dtype == "auto"
+        self.dtype = None if dtype is None or self.keeps_files else as_dtype(dtype)
+        if self.dtype is not None and not self.dtype.is_floating_point:
+            raise ModelError(f"dtype={dtype!r}: weights are cast to types of floating point only")
+        self.float32_parts = [f".{part}." for part in keep_in_fp32_modules or ()]
+        self.any_kind = any_kind
+
+    def result(self, name: str, info: TensorInfo, old: torch.Tensor) -> torch.dtype | None:
+        """The dtype of a weight once loaded; None when the model's kind of number is another."""
+        if type(old) not in (nn.Parameter, torch.Tensor) or self.any_kind:
+            kinds_matter = False  # a subclass knows best what it can hold
+        else:
+            kinds_matter = True
+        if _kind(info.dtype) != _kind(old.dtype):
+            return None if kinds_matter else info.dtype
+        if not info.dtype.is_floating_point:
+            return _exact(info.dtype, old.dtype)
+        if any(part in f".{name}." for part in self.float32_parts):
+            return torch.float32
+        if self.keeps_files or (info.dtype == old.dtype and info.dtype.itemsize == 1):
+            return info.dtype  # 8-bit floats mean nothing without their scales: not to be cast
+        return self.dtype or old.dtype
+
+
+def _kind(dtype: torch.dtype) -> str:
+    return "float" if dtype.is_floating_point else "complex" if dtype.is_complex else "integer"
+
+
+def _exact(dtype: torch.dtype, wanted: torch.dtype) -> torch.dtype | None:
+    """``wanted``, where it has room for every value of ``dtype``."""
+    try:
+        return wanted if torch.promote_types(dtype, wanted) == wanted else None
+    except RuntimeError:  # types that torch can hold but not compute with
+        return wanted if dtype == wanted else None
+
+
+def make_plan(
+    model: nn.Module,
+    checkpoint: Checkpoint,
+    device_map: Mapping[str, Any] | str | int | torch.device | None = None,
+    casting: Casting | None = None,
+    *,
+    offload_buffers: bool = True,
+) -> Plan:
+    """Match a checkpoint with a model. Nothing is changed, and no tensor is read.
+
+    Args:
+        model: on any device, meta too.
+        checkpoint: an open one.
+        device_map: module names to devices; one device for all; None leaves each weight where it is
+            (and puts those on meta on the host).
+        casting: the dtypes.
+        offload_buffers: whether buffers of modules on the disk rest there too.
+
+    Raises:
+        DeviceMapError, UnknownDeviceError: a device is not here, or a weight has none.
+        ModelError: a device cannot hold the dtype that a weight shall have.
+    """
+    casting = casting or Casting()
+    places = _Places(device_map, offload_buffers)
+    plan = Plan()
+    used: set[str] = set()
+    for names, slots in _tie_groups(model):
+        _plan_group(plan, checkpoint, names, slots, casting, places, used)
+    _plan_extra_states(plan, model, checkpoint, used)
+    _attach_scales(plan, checkpoint, used)
+    plan.unexpected = [n for n in (*checkpoint, *checkpoint.extras) if n not in used]
+    return plan
+
+
+def _tie_groups(model: nn.Module) -> Iterator[tuple[list[str], list[Slot]]]:
+    """Names and slots of each distinct tensor of a model."""
+    groups: dict[Hashable, tuple[list[str], list[Slot]]] = {}
+    for name, slot in iter_slots(model):
+        names, slots = groups.setdefault(tie_key(slot.table[slot.name]), ([], []))
+        names.append(name)
+        slots.append(slot)
+    yield from groups.values()
+
+
+def _plan_group(
+    plan: Plan,
+    checkpoint: Checkpoint,
+    names: list[str],
+    slots: list[Slot],
+    casting: Casting,
+    places: _Places,
+    used: set[str],
+) -> None:
+    expected = [name for name, slot in zip(names, slots, strict=True) if slot.persistent]
+    old = slots[0].table[slots[0].name]
+    present = [name for name in expected if name in checkpoint]
+    if not expected and old.is_meta:
+        # Not part of a state dict; but where the model cannot know it, an old file may.
+        present = [name for name in names if name in checkpoint]
+    used.update(present)
+    if not present:
+        if expected:
+            _note_missing(plan, expected, slots)
+        return
+    name = present[0]
+    info = checkpoint[name]
+    shape = _shape(info, old)
+    dtype = casting.result(names[0], info, old)
+    for other in present:
+        if shape is None or _shape(checkpoint[other], old) is None:
+            plan.mismatched.append(
+                f"{other} has shape {_text(checkpoint[other].shape)} in the checkpoint and "
+                f"{_text(old.shape)} in the model"
+            )
+            return
+    if shape is None or dtype is None:
+        plan.mismatched.append(
+            f"{name} holds {_short(info.dtype)} in the checkpoint and {_short(old.dtype)} in the "
+            "model, which is another kind of number (a quantized checkpoint?)"
+        )
+        return
+    device = places.of(names[0], slots[0], old)
+    _require_support(names[0], device, dtype)
+    plan.targets.append(Target(name, info, slots, device, dtype, shape))
+
+
+def _note_missing(plan: Plan, expected: list[str], slots: list[Slot]) -> None:
+    if slots[0].name == _LATE_COUNTER and isinstance(
+        slots[0].module, nn.modules.batchnorm._NormBase
+    ):
+        plan.counters.append(slots[0])
+        return
+    ties = f" (tied to {', '.join(expected[1:])})" if expected[1:] else ""
+    plan.missing.append(expected[0] + ties)
+
+
+def _shape(info: TensorInfo, old: torch.Tensor) -> torch.Size | None:
+    """The shape that the weight will have; None when file and model disagree."""
+    found = torch.Size(info.shape)
+    if isinstance(old, (nn.UninitializedParameter, nn.UninitializedBuffer)):
+        return found  # a lazy module takes what comes
+    if found == old.shape or (old.shape == () and found == (1,)):
+        return old.shape
+    return None
+
+
+def _plan_extra_states(
+    plan: Plan, model: nn.Module, checkpoint: Checkpoint, used: set[str]
+) -> None:
+    for path, module in model.named_modules(remove_duplicate=False):
+        if type(module).get_extra_state is nn.Module.get_extra_state:
+            continue
+        name = f"{path}.{EXTRA_STATE}" if path else EXTRA_STATE
+        if name in checkpoint or name in checkpoint.extras:
+            used.add(name)
+            plan.extra_states.append(ExtraState(module, name))
+        else:
+            plan.missing.append(name)
+
+
+def _attach_scales(plan: Plan, checkpoint: Checkpoint, used: set[str]) -> None:
+    for target in plan.targets:
+        if target.info.dtype is not torch.int8:
+            continue
+        scale = f"{target.name.rpartition('.')[0]}.{_EIGHT_BIT_SCALE}"
+        if scale in checkpoint and scale not in used:
+            used.add(scale)
+            target.scale = scale
+
+
+# ---------------------------------------------------------------------- places
+
+
+class _Places:
+    """Where each weight shall rest."""
+
+    def __init__(self, device_map: Any, offload_buffers: bool) -> None:
+        self._map: DeviceMap | None = None
+        self._offload_buffers = offload_buffers
+        if device_map is None:
+            return
+        mapping = device_map if isinstance(device_map, Mapping) else {"": device_map}
+        self._map = DeviceMap(mapping)
+        for name, device in self._map.entries().items():
+            if device == META:
+                raise DeviceMapError(f"device_map[{name!r}] is meta, which can hold no weight")
+            resolve_device(device)
+
+    def of(self, name: str, slot: Slot, old: torch.Tensor) -> Device:
+        if self._map is None:
+            return CPU if old.is_meta else parse_device(old.device)
+        device = self._map.lookup(name)
+        if device.type == "disk" and slot.is_buffer and not self._offload_buffers:
+            return CPU
+        return device
+
+
+def _require_support(name: str, device: Device, dtype: torch.dtype) -> None:
+    if not device.is_accelerator or registry.get_backend(device.type).supports_dtype(dtype):
+        return
+    raise ModelError(
+        f"{name} would be {_short(dtype)} on {device}, which does not support it: give another "
+        "dtype=, or place it on the CPU"
+    )
+
+
+def _text(shape: Collection[int]) -> str:
+    return str(tuple(shape))
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

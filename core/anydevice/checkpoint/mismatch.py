@@ -1,0 +1,72 @@
+"""What is wrong between a checkpoint and a model, said at once."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from torch import nn
+
+from anydevice.checkpoint.matching import EXTRA_STATE, Plan
+from anydevice.errors import CheckpointMismatchError
+
+__all__ = ["require_match"]
+
+#: Names listed of each kind of fault.
+_MOST_SHOWN: Final = 1000
+
+
+def require_match(
+    plan: Plan, model: nn.Module, source: str, *, strict: bool, allow_missing: bool
+) -> None:
+    """Refuse a checkpoint that does not fit its model, with all that is wrong in one message.
+
+    Raises:
+        CheckpointMismatchError: shapes differ; or weights are missing and were not allowed to; or,
+            when ``strict``, any name is missing or unexpected.
+    """
+    missing = plan.missing
+    if not strict:
+        missing = [n for n in missing if n.rpartition(".")[2] != EXTRA_STATE]
+    faulty_missing = bool(missing) and (strict or not allow_missing)
+    faulty_unexpected = bool(plan.unexpected) and strict
+    if not (faulty_missing or faulty_unexpected or plan.mismatched):
+        return
+    parts = [f"{source} does not fit {type(model).__name__}:"]
+    if faulty_missing:
+        parts.append(f"{len(missing)} missing in the checkpoint: {_list(missing)}.")
+    if plan.mismatched:
+        parts.append(f"{len(plan.mismatched)} that differ: {_list(plan.mismatched, '; ')}.")
+    if plan.unexpected and (strict or faulty_missing):
+        parts.append(f"{len(plan.unexpected)} unexpected: {_list(plan.unexpected)}.")
+    parts.append(_advice(missing if faulty_missing else [], plan.unexpected, strict))
+    raise CheckpointMismatchError(" ".join(part for part in parts if part))
+
+
+def _advice(missing: list[str], unexpected: list[str], strict: bool) -> str:
+    prefix = _common_prefix(missing, unexpected)
+    if prefix:
+        return f"Every name in the checkpoint begins with {prefix!r}; the model's do not."
+    prefix = _common_prefix(unexpected, missing)
+    if prefix:
+        return f"Every name in the model begins with {prefix!r}; the checkpoint's do not."
+    if missing and not strict:
+        return (
+            "Weights that are not loaded keep whatever they hold; allow_missing=True accepts that."
+        )
+    return ""
+
+
+def _common_prefix(names: list[str], longer: list[str]) -> str:
+    """What stands before ``names`` in ``longer``, when that is what tells them apart."""
+    if not names or not longer or len(longer) < len(names):
+        return ""
+    ends = [name for name in longer if name.endswith(f".{names[0]}")]
+    if len(ends) != 1:
+        return ""
+    prefix = ends[0][: -len(names[0])]
+    return prefix if {prefix + name for name in names} <= set(longer) else ""
+
+
+def _list(names: list[str], separator: str = ", ") -> str:
+    shown = separator.join(names[:_MOST_SHOWN])
+    return shown if len(names) <= _MOST_SHOWN else f"{shown} and {len(names) - _MOST_SHOWN} more"
