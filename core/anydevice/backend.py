@@ -93,7 +93,7 @@ class Capabilities:
 class DeviceBackend:
     """One type of device. Subclass it, set `device_type`, override what differs.
 
-    The defaults go through the device's own module, ``torch.get_device_module(device_type)``, by
+    The defaults go through the device's own module, ``torch.<device_type>``, by
     the names that ``torch.cuda`` has made usual; where it lacks one, through ``torch.accelerator``
     and ``torch.Stream``. Methods may be called from several threads at once.
     """
@@ -296,7 +296,11 @@ class DeviceBackend:
         """
         if self.torch_package is not None:
             importlib.import_module(self.torch_package)
-        module: types.ModuleType = torch.get_device_module(self.device_type)
+        # Not `torch.get_device_module`: it makes a `torch.device`, which a caller's function mode may
+        # turn into something else.
+        module: types.ModuleType | None = getattr(torch, self.device_type, None)
+        if module is None:
+            raise RuntimeError(f"torch has no module for the device type {self.device_type!r}")
         return module
 
     def device(self, index: int) -> torch.device:

@@ -7,6 +7,7 @@ package is loaded, and since a plan may be made for a machine that is not this o
 from __future__ import annotations
 
 import dataclasses
+import functools
 import numbers
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, TypeAlias, TypeVar
@@ -49,7 +50,7 @@ class Device:
     @property
     def torch(self) -> torch.device:
         """As a `torch.device`; the disk's weights are seen from the host, so it gives that."""
-        return torch.device(CPU.type) if self == DISK else torch.device(str(self))
+        return _torch_device(CPU.type if self == DISK else str(self))
 
 
 CPU: Final = Device("cpu")
@@ -131,6 +132,13 @@ def first_accelerator(devices: Iterable[Device]) -> Device | None:
 def _is_integer(value: Any) -> bool:
     """Python's integers and numpy's, but not True and False."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+@functools.cache
+def _torch_device(text: str) -> torch.device:
+    # Outside of any function mode of the caller's, which could make something else of it.
+    with torch._C.DisableTorchFunction():
+        return torch.device(text)
 
 
 def _from_index(index: int) -> Device:

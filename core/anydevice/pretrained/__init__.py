@@ -12,7 +12,7 @@ import torch
 from anydevice.checkpoint import Checkpoint, fetch_checkpoint, open_checkpoint
 from anydevice.dispatch import dispatch_checkpoint, init_empty_weights
 from anydevice.errors import CheckpointNotFoundError, MissingDependencyError, ModelError
-from anydevice.modules import as_dtype, exchange, iter_slots
+from anydevice.modules import Slot, as_dtype, exchange, iter_slots
 from anydevice.pretrained.keys import adapt
 
 __all__ = ["from_pretrained"]
@@ -141,14 +141,14 @@ def _empty_model(model_class: Any, config: Any, dtype: Any, trust_remote_code: b
 
 
 def _initialise_missing(model: Any, checkpoint: Checkpoint) -> None:
-    """Give weights that the checkpoint lacks the values with which the model begins its training."""
+    """Give weights that the checkpoint lacks the values that training would begin with."""
     slots = dict(iter_slots(model))
     found = {id(slots[name].get()) for name in checkpoint if name in slots}
-    missing = {
-        name: slot
-        for name, slot in slots.items()
-        if slot.persistent and id(slot.get()) not in found and slot.get().is_meta
-    }
+    missing: dict[str, tuple[Slot, torch.Tensor]] = {}
+    for name, slot in slots.items():
+        tensor = slot.get()
+        if tensor is not None and tensor.is_meta and slot.persistent and id(tensor) not in found:
+            missing[name] = (slot, tensor)
     if not missing:
         return
     warnings.warn(
@@ -156,10 +156,9 @@ def _initialise_missing(model: Any, checkpoint: Checkpoint) -> None:
         f"{len(missing)} weights are random, to be trained before use",
         stacklevel=3,
     )
-    for slot in missing.values():
-        empty = slot.get()
-        exchange(slot, torch.zeros(empty.shape, dtype=empty.dtype))
-    for module in {slot.module for slot in missing.values()}:
+    for slot, tensor in missing.values():
+        exchange(slot, torch.zeros(tensor.shape, dtype=tensor.dtype))
+    for module in {slot.module for slot, _ in missing.values()}:
         model._init_weights(module)
 
 
