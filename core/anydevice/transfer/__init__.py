@@ -1,6 +1,8 @@
-"""When weights move: one place decides, and hooks ask it."""
+"""When weights move: one place decides, and hooks ask it. See docs/transfers.md."""
 
+from anydevice.transfer.carrying import carry
 from anydevice.transfer.engine import Engine
+from anydevice.transfer.profile import TransferProfile, UnitTransfers, profile_transfers
 from anydevice.transfer.unit import Unit
 
-__all__ = ["Engine", "Unit"]
+__all__ = ["Engine", "TransferProfile", "Unit", "UnitTransfers", "carry", "profile_transfers"]

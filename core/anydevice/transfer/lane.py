@@ -25,7 +25,7 @@ class Lane:
     Attributes:
         device: which.
         backend: all that talks to it.
-        side: the stream on which weights travel; None where the device has no streams.
+        streams: whether it has streams; where not, all streams and events are None.
         limit: bytes that visiting weights may take ahead of time; None for no limit.
         tight: memory ran out once: nothing is brought ahead of time any more.
     """
@@ -36,10 +36,10 @@ class Lane:
         self.index = device.index or 0
         self.backend = registry.get_backend(self.place)
         can = self.backend.capabilities
-        streams = can.streams and device.is_accelerator
-        self.side: Any = self.backend.new_stream(self.index) if streams else None
-        self.pins = streams and can.pinned_memory
-        self.limit = limit if limit is not None or not streams else self._measure()
+        self.streams = can.streams and device.is_accelerator
+        self.pins = self.streams and can.pinned_memory
+        self.limit = limit if limit is not None or not self.streams else self._measure()
+        self._side: Any = None
         self.tight = False
         self.pool = Pool(self)
         self.stager = Stager(self)
@@ -53,9 +53,16 @@ class Lane:
 
     # ------------------------------------------------------------------ order
 
+    @property
+    def side(self) -> Any:
+        """The stream on which weights travel."""
+        if self._side is None and self.streams:
+            self._side = self.backend.new_stream(self.index)
+        return self._side
+
     def here(self) -> Any:
         """The calling thread's current stream."""
-        return self.backend.current_stream(self.index) if self.side is not None else None
+        return self.backend.current_stream(self.index) if self.streams else None
 
     def mark(self, stream: Any) -> Any:
         """An event after all that is queued on a stream so far."""
@@ -68,7 +75,7 @@ class Lane:
 
     def on_side(self) -> contextlib.AbstractContextManager[Any]:
         """Queue this thread's work on the side stream."""
-        if self.side is None:
+        if not self.streams:
             return contextlib.nullcontext()
         return self.backend.use_stream(self.side)
 

@@ -82,7 +82,7 @@ class Runtime:
             Whether there may be room for more.
         """
         lane = self.lane(unit.device)
-        if id(unit) in self._ahead or lane.side is None:
+        if id(unit) in self._ahead or not lane.streams:
             return True
         if lane.tight:
             return False
@@ -107,7 +107,7 @@ class Runtime:
     def _send(
         self, lane: Lane, unit: Unit, rests: list[torch.Tensor], owner: int, *, ahead: bool
     ) -> Shipment | None:
-        if lane.side is None:
+        if not lane.streams:
             return None
         if lane.pins and not unit.was_pinned:
             unit.was_pinned = True
@@ -123,7 +123,7 @@ class Runtime:
         if buffer is None:
             return None
         shipment = Shipment(lane, layout, buffer, state, owner, id(unit))
-        shipment.start(rests, unit.block)
+        shipment.start(rests, unit.block, unit.name, ahead=ahead)
         return shipment
 
     # ------------------------------------------------------------------ taking back
@@ -155,7 +155,7 @@ class Runtime:
         for shipment in self._ahead.values():
             shipment.wait_queued()
         for lane in self._lanes.values():
-            if lane.side is not None:
+            if lane.streams:
                 lane.backend.synchronize_event(lane.mark(lane.side))
 
     def close(self, *, wait: bool) -> None:

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from anydevice.transfer import profile
 from anydevice.transfer.layout import Layout, bytes_of, tensor_at
 from anydevice.transfer.staging import Load, divide
 
 if TYPE_CHECKING:
     from anydevice.transfer.lane import Lane
     from anydevice.transfer.pool import Buffer
+    from anydevice.transfer.profile import Span
 
 __all__ = ["Shipment"]
 
@@ -28,6 +30,7 @@ class Shipment:
         state: what the weights were like when they set out.
         owner: the pass that asked for them.
         unit: the id of their unit.
+        span: what a profile notes of the journey.
         event: after which they are there; None while readers are at work.
         error: what went wrong in a reader.
     """
@@ -48,23 +51,31 @@ class Shipment:
         self.owner = owner
         self.unit = unit
         self.event: Any = None
+        self.span: Span | None = None
         self.error: BaseException | None = None
         self._lock = threading.RLock()
         self._cancelled = False
         self._expected = 0
         self._queued = threading.Event()
 
-    def start(self, rests: Sequence[torch.Tensor], block: torch.Tensor | None) -> None:
+    def start(
+        self, rests: Sequence[torch.Tensor], block: torch.Tensor | None, name: str, *, ahead: bool
+    ) -> None:
         """Queue the copies, or hand them to readers; the host goes on.
 
         Args:
             rests: the weights, as the layout numbers them.
             block: page-locked memory in which several of them lie.
+            name: of the unit, for profiles.
+            ahead: whether they set out before they are needed, for profiles.
         """
         assert self.buffer is not None
         lane, flat, runs = self.lane, self.buffer.flat, self.layout.runs
         for event in self.buffer.after:  # what was here before has been read
             lane.wait(lane.side, event)
+        if profile.active is not None:
+            nbytes = sum(piece.nbytes for piece in self.layout.pieces)
+            self.span = profile.active.departs(lane, name, nbytes, len(runs), ahead)
         pageable = sum(run.nbytes for run in runs if not run.pinned)
         chunk = lane.stager.prepare(pageable) if pageable and lane.pins else 0
         sources = []
@@ -76,6 +87,8 @@ class Shipment:
                 else:
                     sources.append((source, run.offset))
         loads = list(divide(sources, chunk))
+        if self.span is not None and loads:
+            self.span.copies += len(loads) - len(sources)
         if not loads:
             self._finish()
             return
@@ -85,6 +98,8 @@ class Shipment:
 
     def _finish(self) -> None:
         self.event = self.lane.mark(self.lane.side)
+        if self.span is not None and profile.active is not None:
+            profile.active.arrives(self.span, self.lane, self.event)
         self._queued.set()
 
     def is_wanted(self) -> bool:

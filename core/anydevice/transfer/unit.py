@@ -12,6 +12,7 @@ import torch
 from anydevice.devices import Device
 from anydevice.errors import UnplacedWeightError
 from anydevice.modules import Slot
+from anydevice.transfer import profile
 from anydevice.transfer.layout import Layout
 from anydevice.transfer.twins import is_lazy, make_twin, twin_of_data
 from anydevice.transfer.visit import Guest, Visit
@@ -88,6 +89,11 @@ class Unit:
         Raises:
             UnplacedWeightError: a weight is on meta, that is, was never loaded.
         """
+        if self._held:
+            calls = self._held.get(threading.get_ident())
+            if calls:  # a call inside a call: all is there, and stays until the outer one ends
+                calls.append([])
+                return
         place, dtype, standing = self._place, self.compute_dtype, self._engine._standing
         for module, name, is_buffer in self.slots:
             tensor = (module._buffers if is_buffer else module._parameters).get(name)
@@ -102,7 +108,12 @@ class Unit:
     def leave(self) -> None:
         """End what `enter` began; after the last call the resting tensors are back."""
         if self._held:
-            self._leave()
+            calls = self._held.get(threading.get_ident())
+            if calls:
+                if calls[-1]:
+                    self._leave()
+                else:
+                    calls.pop()
 
     def __enter__(self) -> Unit:
         self.enter()
@@ -135,9 +146,7 @@ class Unit:
     def _leave(self) -> None:
         thread = threading.get_ident()
         with self._engine._lock:
-            calls = self._held.get(thread)
-            if not calls:
-                return
+            calls = self._held[thread]
             visits = calls.pop()
             if not calls:
                 del self._held[thread]
@@ -193,7 +202,10 @@ class Unit:
         self._check(missing)
         lane = self._engine._runtime.lane(self.device)
         rests = list({id(t): t for _, t in missing}.values())
+        span = profile.active.enters(lane, self.name) if profile.active is not None else None
         shipment = self._engine._claim(self, rests)
+        if span is not None and shipment is not None:
+            span.link = shipment.span
         try:
             twins = self._twins(rests, shipment, lane)
         except BaseException:
@@ -201,7 +213,7 @@ class Unit:
                 shipment.cancel()
             raise
         guests = [Guest.of(self.slots[i], rest, twins[id(rest)]) for i, rest in missing]
-        visit = Visit(lane, guests, shipment)
+        visit = Visit(lane, guests, shipment, span)
         self._engine._standing.update((id(guest.twin), visit) for guest in guests)
         return visit
 
@@ -222,6 +234,14 @@ class Unit:
         return twins
 
     def _make_twin(self, rest: torch.Tensor, lane: Lane) -> torch.Tensor:
+        if profile.active is None or rest.device == self._place:
+            return self._make_twin_somehow(rest, lane)
+        span = profile.active.travels_alone(lane, self.name, rest.nbytes)
+        twin = self._make_twin_somehow(rest, lane)
+        profile.active.now(span)
+        return twin
+
+    def _make_twin_somehow(self, rest: torch.Tensor, lane: Lane) -> torch.Tensor:
         try:
             return make_twin(rest, self.device, self.compute_dtype)
         except Exception as error:

@@ -10,10 +10,12 @@ from torch import nn
 from anydevice.devices import parse_device
 from anydevice.modules import Slot, exchange
 from anydevice.tensors import move_tensor
+from anydevice.transfer import profile
 from anydevice.transfer.twins import attributes_back
 
 if TYPE_CHECKING:
     from anydevice.transfer.lane import Lane
+    from anydevice.transfer.profile import Span
     from anydevice.transfer.shipment import Shipment
 
 __all__ = ["Guest", "Visit"]
@@ -56,11 +58,14 @@ class Visit:
         guests: the twins.
     """
 
-    def __init__(self, lane: Lane, guests: list[Guest], shipment: Shipment | None) -> None:
+    def __init__(
+        self, lane: Lane, guests: list[Guest], shipment: Shipment | None, span: Span | None
+    ) -> None:
         self.guests = guests
         self.count = 0
         self._lane = lane
         self._shipment = shipment
+        self._span = span
         self._stream = lane.here()  # the twins are ready for its later work
         self._readers: list[tuple[Any, Any]] = []  # streams that have used them, and until when
         for guest in guests:
@@ -86,6 +91,8 @@ class Visit:
     def end(self) -> None:
         """Put the resting tensors back, and give the device's memory back."""
         here = self._lane.here()
+        if self._span is not None and profile.active is not None:
+            profile.active.leaves(self._span, self._lane)
         for _, event in self._readers:
             self._lane.wait(here, event)  # for what they changed, too
         try:
