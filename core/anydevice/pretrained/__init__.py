@@ -107,7 +107,7 @@ def _transformers() -> Any:
 def _config(transformers: Any, folder: Path, trust_remote_code: bool) -> Any:
     try:
         return transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise CheckpointNotFoundError(
             f"{folder} has no config.json that transformers can read ({error}); pass config="
         ) from error

@@ -83,6 +83,16 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward(
   return {result[0].toTensor(), result[1].toTensor(), result[2].toTensor()};
 }
 
+// The CPU counts only floating-point values; accelerators also count whole ones, and libraries rely
+// on it. Doubles hold 53 bits.
+Tensor histc(const Tensor& self, int64_t bins, const c10::Scalar& min, const c10::Scalar& max) {
+  const auto dtype = self.scalar_type();
+  const bool whole = c10::isIntegralType(dtype, /*includeBool=*/false);
+  const auto values = whole ? self.to(at::kDouble) : self;
+  auto result = call_fallback("aten::histc", {values, bins, min, max})[0].toTensor();
+  return whole ? result.to(dtype) : result;
+}
+
 }  // namespace
 }  // namespace sim
 
@@ -99,6 +109,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("record_stream", TORCH_FN(sim::record_stream));
   m.impl("convolution_overrideable", TORCH_FN(sim::convolution));
   m.impl("convolution_backward_overrideable", TORCH_FN(sim::convolution_backward));
+  m.impl("histc", TORCH_FN(sim::histc));
   m.impl("_thnn_fused_lstm_cell", TORCH_FN(sim::lstm_cell));
   m.impl("_thnn_fused_lstm_cell_backward_impl", TORCH_FN(sim::lstm_cell_backward));
   m.impl("_thnn_fused_gru_cell", TORCH_FN(sim::gru_cell));
