@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
@@ -80,8 +81,8 @@ def infer_auto_device_map(
         ModelError: a weight has a dtype that its device cannot hold, or no shape yet.
     """
     budgets = read_budgets(max_memory, headroom, disk)
-    accelerators = [b for b in budgets if b.device.is_accelerator]
-    host = next((b for b in budgets if b.device == CPU), None)
+    accelerators = [b for b in budgets if b.device.is_accelerator and b.size]
+    host = next((b for b in budgets if b.device == CPU and b.size), None)
     largest = max((b.size or 0 for b in accelerators or budgets if b.device != DISK), default=None)
     inventory = take_inventory(model, no_split_module_classes, dtype, special_dtypes, largest)
     plan = plan_blocks(
@@ -97,7 +98,13 @@ def infer_auto_device_map(
         host or Budget(CPU.type, CPU, 0),
         next((b for b in budgets if b.device == DISK), Budget(DISK.type, DISK, 0)),
     ]
-    placement = _assemble(model, inventory, plan, bins, clean_result, offload_buffers)
+    if plan.offload_buffers and not offload_buffers:
+        warnings.warn(
+            f"the buffers of offloaded modules of {type(model).__name__} do not fit on the device "
+            "that runs those; they rest with their modules, as with offload_buffers=True",
+            stacklevel=2,
+        )
+    placement = _assemble(model, inventory, plan, bins, clean_result)
     _check_disk(placement, bins)
     _check_dtypes(inventory, plan, bins)
     if verbose:
@@ -182,7 +189,6 @@ def _assemble(
     plan: Plan,
     bins: Sequence[Budget],
     clean_result: bool,
-    offload_buffers: bool,
 ) -> Placement:
     sizes, blocks = inventory.sizes, inventory.blocks
     placed = [
@@ -192,12 +198,12 @@ def _assemble(
             size=sum(sizes[t] for t in (*block.parameters, *block.buffers)),
             device=str(bins[d].device),
             tied_to=None if tied is None else blocks[tied].name,
-            visit=visit_bytes(block, sizes, offload_buffers),
+            visit=visit_bytes(block, sizes, plan.offload_buffers),
         )
         for block, d, tied in zip(blocks, plan.where, plan.tied, strict=True)
     ]
     keys = {str(b.device): b.key for b in bins}
-    used = _used(inventory, plan, bins, offload_buffers)
+    used = _used(inventory, plan, bins)
     shares = {
         str(b.device): Share(b.key, b.size, used[i], plan.room.get(i, 0))
         for i, b in enumerate(bins)
@@ -212,20 +218,18 @@ def _assemble(
         ahead=plan.shape.ahead if plan.shape is not None else 0,
         whole=plan.shape is None or plan.shape.whole,
         host_run=[blocks[i].name for i in plan.stay],
-        offload_buffers=offload_buffers,
+        offload_buffers=plan.offload_buffers,
     )
 
 
-def _used(
-    inventory: Inventory, plan: Plan, bins: Sequence[Budget], offload_buffers: bool
-) -> list[int]:
+def _used(inventory: Inventory, plan: Plan, bins: Sequence[Budget]) -> list[int]:
     """Bytes on each bin. Buffers of offloaded blocks are where those run, unless offloaded too."""
     held: list[set[int]] = [set() for _ in bins]
     host, disk = len(bins) - 2, len(bins) - 1
     executing = plan.main if plan.main is not None else host
     for block, d in zip(inventory.blocks, plan.where, strict=True):
         held[d].update(block.parameters)
-        rests = d in (host, disk) and not offload_buffers
+        rests = d in (host, disk) and not plan.offload_buffers
         held[executing if rests else d].update(block.buffers)
     return [sum(inventory.sizes[t] for t in tensors) for tensors in held]
 
@@ -290,7 +294,7 @@ def _check_dtypes(inventory: Inventory, plan: Plan, bins: Sequence[Budget]) -> N
             if not asked[question]:
                 raise ModelError(
                     f"{block.name or 'the model'} ({block.kind}) holds {dtype}, which {device} "
-                    f"cannot. Pass dtype= or special_dtypes=, or leave {device.type} out of max_memory."
+                    "cannot. Pass dtype= or special_dtypes=, or leave the device out of max_memory."
                 )
 
 

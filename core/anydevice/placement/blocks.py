@@ -115,12 +115,16 @@ class _Splitter:
             self._read_declarations(model)
 
     def _read_declarations(self, model: nn.Module) -> None:
-        for module in model.modules():
-            names = getattr(type(module), "_no_split_modules", None)
-            if module.__dict__.get("_no_split_modules"):
-                names = module.__dict__["_no_split_modules"]
-            if isinstance(names, (list, tuple, set, frozenset)):
-                self.classes.update(names)
+        stack, seen = [model], set()
+        while stack:
+            module = stack.pop()
+            kind, own = type(module), module.__dict__.get("_no_split_modules")
+            if own or kind not in seen:
+                seen.add(kind)
+                names = own or getattr(kind, "_no_split_modules", None)
+                if isinstance(names, (list, tuple, set, frozenset)):
+                    self.classes.update(names)
+            stack += [child for child in module._modules.values() if child is not None]
         if self.classes:
             self._mark(model)
 
@@ -223,18 +227,16 @@ class _Walk:
         while stack:
             path, owner = stack.pop()
             dot = f"{path}." if path else ""
-            own = own_buffers = 0
-            for n, parameter in owner._parameters.items():
-                if parameter is not None:
-                    index = self._tensor(dot + n, parameter)
-                    parameters[index] = None
-                    own += self.sizes[index]
-            for n, buffer in owner._buffers.items():
-                if buffer is not None:
-                    index = self._tensor(dot + n, buffer)
-                    buffers[index] = None
-                    own_buffers += self.sizes[index]
-            leaf, leaf_buffers = max(leaf, own), max(leaf_buffers, own + own_buffers)
+            own = {self._tensor(dot + n, t) for n, t in owner._parameters.items() if t is not None}
+            size = sum(self.sizes[t] for t in own)
+            leaf, leaf_buffers = max(leaf, size), max(leaf_buffers, size)
+            parameters.update(dict.fromkeys(own))
+            if owner._buffers:
+                more = {
+                    self._tensor(dot + n, t) for n, t in owner._buffers.items() if t is not None
+                }
+                buffers.update(dict.fromkeys(more))
+                leaf_buffers = max(leaf_buffers, sum(self.sizes[t] for t in own | more))
             stack += [(dot + n, m) for n, m in owner._modules.items() if m is not None]
         for index in parameters:
             buffers.pop(index, None)

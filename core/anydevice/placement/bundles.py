@@ -56,7 +56,7 @@ def bundle_blocks(
         tensors = (*block.parameters, *block.buffers)
         home = _followed(tensors, owner, sizes)
         extra = sum(sizes[t] for t in tensors if t not in owner)
-        if home is None or (largest is not None and totals[home] + extra > largest):
+        if home is None or (extra and largest is not None and totals[home] + extra > largest):
             home = len(members)
             members.append([])
             totals.append(sum(sizes[t] for t in tensors))

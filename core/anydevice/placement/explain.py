@@ -105,7 +105,7 @@ def _refusal(share: Share, placed: Placed) -> str:
 
 def _kept(placement: Placement) -> Iterator[str]:
     """What the room is for."""
-    for device, share in placement.shares.items():
+    for share in placement.shares.values():
         if not share.room:
             continue
         if share.key != placement.main_device:
@@ -115,6 +115,7 @@ def _kept(placement: Placement) -> Iterator[str]:
         count = (
             "two, so that the next is fetched ahead" if placement.ahead == 2 else "one at a time"
         )
-        yield f"{share.key} runs what rests elsewhere: {format_bytes(share.room)} kept, the largest {what} {count}"
+        room = format_bytes(share.room)
+        yield f"{share.key} runs what rests elsewhere: {room} kept, the largest {what} {count}"
     if placement.main_device is not None and placement.host_run:
         yield f"on the host run {len(placement.host_run)} blocks too large to visit"

@@ -30,6 +30,7 @@ from typing import TypeAlias
 from anydevice.placement.blocks import Inventory
 from anydevice.placement.bundles import Bundle, bundle_blocks
 from anydevice.placement.filling import fill, fits_all
+from anydevice.placement.lifting import lift
 
 __all__ = ["Plan", "Shape", "plan_blocks"]
 
@@ -60,6 +61,7 @@ class Plan:
         room: bytes kept free for visitors, by bin; on `main` without the buffers that stay there.
         shape: how blocks visit; None when nothing has to.
         stay: blocks whose own modules no accelerator has room for: they run on the host.
+        offload_buffers: whether buffers of offloaded blocks rest with their parameters.
     """
 
     where: list[int]
@@ -68,6 +70,11 @@ class Plan:
     room: dict[int, int]
     shape: Shape | None
     stay: list[int]
+    offload_buffers: bool
+
+
+class _BuffersDoNotFit(Exception):  # noqa: N818 - a signal between functions of this file
+    """The buffers of offloaded blocks fit on no executing device."""
 
 
 def plan_blocks(
@@ -86,9 +93,24 @@ def plan_blocks(
         accelerators: bytes of each accelerator, fastest first.
         host: bytes of the host; None when it is not to be used.
         prefetch: keep room for the next visiting block too, where there is enough.
-        offload_buffers: buffers of offloaded blocks rest and travel with their parameters.
+        offload_buffers: buffers of offloaded blocks rest and travel with their parameters. They do
+            in any case where no executing device could hold them all (see `Plan.offload_buffers`).
         share: go back to a device that has space left rather than to a slower tier (breaks law 1).
     """
+    try:
+        return _plan(inventory, accelerators, host, prefetch, offload_buffers, share)
+    except _BuffersDoNotFit:
+        return _plan(inventory, accelerators, host, prefetch, True, share)
+
+
+def _plan(
+    inventory: Inventory,
+    accelerators: Sequence[int],
+    host: int | None,
+    prefetch: bool,
+    offload_buffers: bool,
+    share: bool,
+) -> Plan:
     largest = max(accelerators, default=host or 0)
     bundles = bundle_blocks(inventory, offload_buffers, largest)
     tier = _fill_accelerators(
@@ -118,7 +140,7 @@ def plan_blocks(
             if bundles[i].leaf > accelerators[tier.main]
             for block in bundles[i].blocks
         ]
-    return Plan(where, tied, tier.main, room, tier.shape, stay)
+    return Plan(where, tied, tier.main, room, tier.shape, stay, offload_buffers)
 
 
 # ---------------------------------------------------------------------- the accelerators
@@ -159,7 +181,9 @@ def _fill_accelerators(
         assert best.main is not None
         if best.resident and 2 * best.room <= capacities[best.main]:
             break  # room enough, at little cost
-    return best or _Tier([None] * len(bundles))
+    if best is None:  # any room for visitors would do, so it is the buffers
+        raise _BuffersDoNotFit
+    return best
 
 
 def _with_room(
@@ -173,13 +197,24 @@ def _with_room(
     """Fill the accelerators so that what is left over can visit; None if it cannot."""
     most = max(capacities)
 
+    def visitor(bundle: Bundle) -> int:
+        return _visits(bundle, shape, most)
+
     def need(where: Where) -> int:
-        return _visitors(bundles, where, shape, most) + kept(where)
+        rest = (b for b, d in zip(bundles, where, strict=True) if d is None)
+        return shape.ahead * max(map(visitor, rest), default=0) + kept(where)
 
     def kept(where: Where) -> int:
         return 0 if offload_buffers else _buffers_kept(bundles, where, sizes)
 
     where, reserve = settle(bundles, capacities, need, share)
+    while True:
+        rest = [i for i, d in enumerate(where) if d is None and bundles[i].size]
+        largest = max(rest, key=lambda i: visitor(bundles[i]), default=None)
+        better = None if largest is None else lift(bundles, where, largest, capacities, need, share)
+        if better is None:
+            break
+        where, reserve = better, need(better)
     main = next((d for d in where if d is not None), None)
     if main is None:
         main = next((d for d, size in enumerate(capacities) if size >= reserve), None)
@@ -209,22 +244,24 @@ def settle(
         reserve = wanted
 
 
-def _visitors(bundles: Sequence[Bundle], where: Where, shape: Shape, most: int) -> int:
-    """Bytes kept free for what visits a device of at most ``most`` bytes.
+def _visits(bundle: Bundle, shape: Shape, most: int) -> int:
+    """Bytes that one bundle brings at once to a device of at most ``most`` bytes.
 
-    A bundle of which even one module is too large never visits, and needs nothing.
+    One of which even a single module is too large never visits, and brings nothing.
     """
-    rest = [b for b, d in zip(bundles, where, strict=True) if d is None]
-    units = (b.unit if shape.whole and b.unit <= most else b.leaf for b in rest)
-    return shape.ahead * max((u for u in units if u <= most), default=0)
+    unit = bundle.unit if shape.whole and bundle.unit <= most else bundle.leaf
+    return unit if unit <= most else 0
 
 
 def _buffers_kept(bundles: Sequence[Bundle], where: Where, sizes: list[int]) -> int:
     """Bytes of the buffers of what is left over, which stay on the first device used."""
+    kept = {t for b, d in zip(bundles, where, strict=True) if d is None for t in b.buffers}
+    if not kept:
+        return 0
     main = next((d for d in where if d is not None), None)
-    pairs = list(zip(bundles, where, strict=True))
+    pairs = zip(bundles, where, strict=True)
     there = {t for b, d in pairs if d is not None and d == main for t in b.shared}
-    return sum(sizes[t] for t in {t for b, d in pairs if d is None for t in b.buffers} - there)
+    return sum(sizes[t] for t in kept - there)
 
 
 # ---------------------------------------------------------------------- the host
@@ -250,15 +287,19 @@ def _fill_host(
     if all(d is not None or not b.size for b, d in zip(bundles, everything, strict=True)):
         return [0] * len(bundles), 0
 
+    def kept(where: Where) -> int:
+        return 0 if offload_buffers or has_main else _buffers_kept(bundles, where, sizes)
+
     def need(where: Where) -> int:
-        buffers = 0 if offload_buffers or has_main else _buffers_kept(bundles, where, sizes)
-        return _visitors(bundles, where, Shape(True, 1), capacity) + buffers
+        rest = (b for b, d in zip(bundles, where, strict=True) if d is None)
+        return max((_visits(b, Shape(True, 1), capacity) for b in rest), default=0) + kept(where)
 
     where, reserve = settle(bundles, [capacity], need)
     if all(d is None for d in where):  # a host too small for that: better used than left empty
-        return fill(bundles, [capacity]), 0
-    buffers = 0 if offload_buffers or has_main else _buffers_kept(bundles, where, sizes)
-    return where, reserve - buffers
+        where, reserve = settle(bundles, [capacity], kept)
+    if reserve > capacity:
+        raise _BuffersDoNotFit
+    return where, reserve - kept(where)
 
 
 def _without_buffers(bundle: Bundle, sizes: list[int]) -> Bundle:
