@@ -16,6 +16,7 @@ from anydevice.transfer.lane import Lane
 from anydevice.transfer.layout import lay_out, signature
 from anydevice.transfer.pinning import PinBudget, pin_resting
 from anydevice.transfer.shipment import Shipment
+from anydevice.transfer.twins import is_transformed
 
 if TYPE_CHECKING:
     from anydevice.transfer.unit import Unit
@@ -107,7 +108,7 @@ class Runtime:
     def _send(
         self, lane: Lane, unit: Unit, rests: list[torch.Tensor], owner: int, *, ahead: bool
     ) -> Shipment | None:
-        if not lane.streams:
+        if not lane.streams or is_transformed():
             return None
         if lane.pins and not unit.was_pinned:
             unit.was_pinned = True
@@ -123,7 +124,8 @@ class Runtime:
         if buffer is None:
             return None
         shipment = Shipment(lane, layout, buffer, state, owner, id(unit))
-        shipment.start(rests, unit.block, unit.name, ahead=ahead)
+        with torch._C.DisableTorchFunction():  # a mode of the caller's has no business here
+            shipment.start(rests, unit.block, unit.name, ahead=ahead)
         return shipment
 
     # ------------------------------------------------------------------ taking back

@@ -18,6 +18,7 @@ from anydevice.tensors import move_tensor
 __all__ = [
     "attributes_back",
     "is_lazy",
+    "is_transformed",
     "make_twin",
     "moves_by_itself",
     "twin_of_data",
@@ -63,8 +64,7 @@ def make_twin(
     if wants_gradient(rest):
         twin = _cast(move_tensor(_castable(rest, device, compute_dtype), device), compute_dtype)
         return _dress(twin, rest, device)
-    # Inference tensors count no versions, and by its version a change is known.
-    with torch.inference_mode(False), torch.no_grad():
+    with torch.no_grad():
         source = rest if moves_by_itself(rest) else rest.detach()
         data = move_tensor(_castable(source, device, compute_dtype), device)
         return _standing_for(rest, _cast(data, compute_dtype), device)
@@ -75,11 +75,9 @@ def twin_of_data(
 ) -> torch.Tensor:
     """Make a twin of a copy of the data that is on the device already."""
     if wants_gradient(rest):
-        if _is_transformed():
-            return make_twin(rest, device, compute_dtype)
         arrived: torch.Tensor = _Arrival.apply(rest, data)  # type: ignore[no-untyped-call]
         return _dress(_cast(arrived, compute_dtype), rest, device)
-    with torch.inference_mode(False), torch.no_grad():
+    with torch.no_grad():
         return _standing_for(rest, _cast(data, compute_dtype), device)
 
 
@@ -96,7 +94,7 @@ class _Arrival(torch.autograd.Function):
         return move_tensor(gradient, ctx.home), None
 
 
-def _is_transformed() -> bool:
+def is_transformed() -> bool:
     """Whether `torch.func` or forward-mode AD is at work: they want torch's own operators."""
     active = getattr(torch._C, "_are_functorch_transforms_active", None)
     return (active is not None and active()) or torch.autograd.forward_ad._current_level >= 0

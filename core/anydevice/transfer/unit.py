@@ -130,8 +130,9 @@ class Unit:
     # ------------------------------------------------------------------ where something moves
 
     def _enter(self) -> None:
-        engine = self._engine
-        with engine._lock:
+        engine, gradients = self._engine, torch.is_grad_enabled()
+        # Inference tensors count no versions, and by its version a change is known.
+        with engine._lock, torch.inference_mode(False), torch.set_grad_enabled(gradients):
             lap = engine._step(self)
             visits = self._visits()
             for visit in visits:
