@@ -61,8 +61,7 @@ def test_run_prints_devices_placement_result_and_peaks(capsys, tiny_llama, sim):
     for part in (
         "sim:0",
         "disk",
-        "LlamaForCausalLM",
-        "synthetic batch ->",
+        "synthetic batch -> CausalLMOutput",
         "loaded in",
         "PEAK MEMORY",
     ):

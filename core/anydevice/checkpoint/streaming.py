@@ -334,6 +334,7 @@ def _put(part: _Part, source: torch.Tensor, owner: _Stream, pinned: bool) -> Non
         moved = backend.move(source.view(request.shape), owner.device.torch, non_blocking=pinned)
         request.result = moved if moved.dtype == request.dtype else moved.to(request.dtype)
         return
-    # A part travels by itself, and is cast where it arrives.
-    moved = backend.move(source, owner.device.torch, non_blocking=pinned)
-    request.destination()[part.start : part.stop].copy_(moved)
+    # Straight into its place, so that the device never holds a part twice; cast before it travels.
+    if source.dtype != request.dtype:
+        source, pinned = source.to(request.dtype), False
+    request.destination()[part.start : part.stop].copy_(source, non_blocking=pinned)
