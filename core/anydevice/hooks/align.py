@@ -316,7 +316,7 @@ def _explain(
     more = f" and {len(stray) - _SHOWN} more" if len(stray) > _SHOWN else ""
     return (
         f"{type(module).__name__} runs on {target}, but its weights {names}{more} are elsewhere, "
-        "and it seems to use one of them without calling the module that holds it. Name the class "
-        "that uses it in preload_module_classes, or put both on one device in the device map. If the "
+        "and it seems to use one of them without calling the module that holds it. Name its "
+        "class in preload_module_classes, or put both on one device in the device map. If the "
         "model was moved after it was dispatched, undo that with anydevice.undispatch."
     )
