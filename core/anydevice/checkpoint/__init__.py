@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from anydevice.checkpoint.applying import LoadReport
 from anydevice.checkpoint.info import TensorInfo
-from anydevice.checkpoint.loading import LoadReport, load_checkpoint_in_model
+from anydevice.checkpoint.loading import load_checkpoint_in_model
 from anydevice.checkpoint.reading import Checkpoint, fetch_checkpoint, open_checkpoint
 from anydevice.checkpoint.state_dicts import load_state_dict
 from anydevice.checkpoint.store import OffloadStore, WeightSource, open_store, write_store

@@ -12,6 +12,7 @@ from torch import nn
 from anydevice import registry
 from anydevice.checkpoint.info import TensorInfo
 from anydevice.checkpoint.reading import Checkpoint
+from anydevice.checkpoint.shards import Part, info_of_part, is_sharded, mesh_device, own_part
 from anydevice.devices import CPU, META, Device, parse_device, resolve_device
 from anydevice.errors import DeviceMapError, ModelError
 from anydevice.modules import Slot, as_dtype, iter_slots
@@ -33,11 +34,12 @@ class Target:
 
     Attributes:
         name: in the checkpoint.
-        info: what the checkpoint says of it.
+        info: what the checkpoint says of it, or of the part that is wanted.
         slots: where it stands in the model: several when it is tied.
         device: where it shall rest.
         dtype: in which it shall rest.
-        shape: the model's.
+        shape: in which it is wanted: the model's, or that of the part.
+        part: what this process holds of a DTensor; None when it is the whole.
         scale: the name in the checkpoint of the scale of an 8-bit weight.
     """
 
@@ -47,6 +49,7 @@ class Target:
     device: Device
     dtype: torch.dtype
     shape: torch.Size
+    part: Part | None = None
     scale: str | None = None
 
     @property
@@ -117,15 +120,16 @@ class Casting:
 
     def result(self, name: str, info: TensorInfo, old: torch.Tensor) -> torch.dtype | None:
         """The dtype of a weight once loaded; None when the model's kind of number is another."""
-        if type(old) not in (nn.Parameter, torch.Tensor) or self.any_kind:
-            kinds_matter = False  # a subclass knows best what it can hold
-        else:
-            kinds_matter = True
-        if _kind(info.dtype) != _kind(old.dtype):
-            return None if kinds_matter else info.dtype
-        if not info.dtype.is_floating_point:
-            return _exact(info.dtype, old.dtype)
-        if any(part in f".{name}." for part in self.float32_parts):
+        if info.dtype is not old.dtype:
+            if _kind(info.dtype) != _kind(old.dtype):
+                # A subclass of Parameter knows best what it can hold.
+                plain = type(old) in (nn.Parameter, torch.Tensor)
+                return None if plain and not self.any_kind else info.dtype
+            if not info.dtype.is_floating_point:
+                return _exact(info.dtype, old.dtype)
+        elif not info.dtype.is_floating_point:
+            return info.dtype
+        if self.float32_parts and any(part in f".{name}." for part in self.float32_parts):
             return torch.float32
         if self.keeps_files or (info.dtype == old.dtype and info.dtype.itemsize == 1):
             return info.dtype  # 8-bit floats mean nothing without their scales: not to be cast
@@ -211,15 +215,16 @@ def _plan_group(
     name = present[0]
     info = checkpoint[name]
     shape = _shape(info, old)
+    wrong = [n for n in present if shape is None or _shape(checkpoint[n], old) is None]
+    if shape is None or wrong:
+        plan.mismatched += [
+            f"{other} has shape {tuple(checkpoint[other].shape)} in the checkpoint and "
+            f"{tuple(old.shape)} in the model"
+            for other in wrong
+        ]
+        return
     dtype = casting.result(names[0], info, old)
-    for other in present:
-        if shape is None or _shape(checkpoint[other], old) is None:
-            plan.mismatched.append(
-                f"{other} has shape {_text(checkpoint[other].shape)} in the checkpoint and "
-                f"{_text(old.shape)} in the model"
-            )
-            return
-    if shape is None or dtype is None:
+    if dtype is None:
         plan.mismatched.append(
             f"{name} holds {_short(info.dtype)} in the checkpoint and {_short(old.dtype)} in the "
             "model, which is another kind of number (a quantized checkpoint?)"
@@ -227,7 +232,12 @@ def _plan_group(
         return
     device = places.of(names[0], slots[0], old)
     _require_support(names[0], device, dtype)
-    plan.targets.append(Target(name, info, slots, device, dtype, shape))
+    part = None
+    if is_sharded(old):
+        part = own_part(names[0], old)
+        info = info_of_part(info, part)
+        shape = torch.Size(info.shape)
+    plan.targets.append(Target(name, info, slots, device, dtype, shape, part))
 
 
 def _note_missing(plan: Plan, expected: list[str], slots: list[Slot]) -> None:
@@ -242,12 +252,11 @@ def _note_missing(plan: Plan, expected: list[str], slots: list[Slot]) -> None:
 
 def _shape(info: TensorInfo, old: torch.Tensor) -> torch.Size | None:
     """The shape that the weight will have; None when file and model disagree."""
-    found = torch.Size(info.shape)
-    if isinstance(old, (nn.UninitializedParameter, nn.UninitializedBuffer)):
-        return found  # a lazy module takes what comes
-    if found == old.shape or (old.shape == () and found == (1,)):
-        return old.shape
-    return None
+    if type(old) in (nn.UninitializedParameter, nn.UninitializedBuffer):
+        return torch.Size(info.shape)  # a lazy module takes what comes
+    shape = old.shape
+    # Before torch 0.4 a scalar was saved as a tensor of one element.
+    return shape if shape == info.shape or (shape == () and info.shape == (1,)) else None
 
 
 def _plan_extra_states(
@@ -293,6 +302,8 @@ class _Places:
             resolve_device(device)
 
     def of(self, name: str, slot: Slot, old: torch.Tensor) -> Device:
+        if is_sharded(old):
+            return mesh_device(old)
         if self._map is None:
             return CPU if old.is_meta else parse_device(old.device)
         device = self._map.lookup(name)
@@ -308,10 +319,6 @@ def _require_support(name: str, device: Device, dtype: torch.dtype) -> None:
         f"{name} would be {_short(dtype)} on {device}, which does not support it: give another "
         "dtype=, or place it on the CPU"
     )
-
-
-def _text(shape: Collection[int]) -> str:
-    return str(tuple(shape))
 
 
 def _short(dtype: torch.dtype) -> str:

@@ -1,0 +1,369 @@
+"""A checkpoint into a model: every weight to its place, or none.
+
+Weights that rest on the host or the disk in the file's own dtype are views of the file: nothing is
+read. The others are streamed to where they belong. Only when all are there are they put into the
+model, so a failure leaves the model as it was; the one exception are weights that fill memory which
+the model already has on that device, since there may be no room for both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, Literal, TypeAlias
+
+import torch
+from torch import nn
+
+from anydevice import registry
+from anydevice.checkpoint.mapped import backing_of
+from anydevice.checkpoint.matching import Plan, Target
+from anydevice.checkpoint.mismatch import require_match
+from anydevice.checkpoint.progress import Progress, touch
+from anydevice.checkpoint.reading import Checkpoint
+from anydevice.checkpoint.shards import cut, put_local
+from anydevice.checkpoint.store import WeightSource, write_store
+from anydevice.checkpoint.streaming import DEFAULT_BUFFER_BYTES, Request, stream
+from anydevice.devices import CPU, DISK, Device
+from anydevice.errors import AnyDeviceError, CheckpointError, DoesNotFitError, OffloadStoreError
+from anydevice.modules import exchange
+from anydevice.tensors import move_tensor
+
+__all__ = ["LoadOptions", "LoadReport", "Loading", "collector_paused", "memory_to_fill"]
+
+#: How a weight gets its value: a view of its file; read through buffers; converted as a whole;
+#: written to the offload folder, and a view of that.
+Way: TypeAlias = Literal["map", "stream", "convert", "write"]
+_log: Final = logging.getLogger("anydevice.checkpoint")
+
+
+@dataclasses.dataclass
+class LoadReport:
+    """What loading did.
+
+    Attributes:
+        mapped_bytes: that are views of the checkpoint's files.
+        read_bytes: that were read, cast or moved.
+        written_bytes: that were written to the offload folder.
+        missing: names that the model has and the checkpoint lacks.
+        unexpected: names that the checkpoint has and the model lacks.
+    """
+
+    mapped_bytes: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+    missing: list[str] = dataclasses.field(default_factory=list)
+    unexpected: list[str] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadOptions:
+    """Arguments of `load_checkpoint_in_model` that say how, not what."""
+
+    offload_folder: str | os.PathLike[str] | None = None
+    preload: bool = False
+    buffer_bytes: int = DEFAULT_BUFFER_BYTES
+    workers: int | None = None
+    strict: bool = False
+    allow_missing: bool = False
+
+
+class Loading:
+    """One call's work: first the values (`prepare`), then the model (`commit`).
+
+    Raises:
+        CheckpointMismatchError, OffloadStoreError: it cannot be done.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        checkpoint: Checkpoint,
+        plan: Plan,
+        options: LoadOptions,
+        bar: Progress,
+    ) -> None:
+        self.model = model
+        self.checkpoint = checkpoint
+        self.plan = plan
+        self.options = options
+        self.bar = bar
+        self.values: dict[Target, torch.Tensor] = {}
+        self.touched = False  # whether anything of the model has been changed
+        self.report = LoadReport(missing=list(plan.missing), unexpected=list(plan.unexpected))
+        self._require()
+
+    def _require(self) -> None:
+        source, options = self.checkpoint.source, self.options
+        require_match(
+            self.plan,
+            self.model,
+            source,
+            strict=options.strict,
+            allow_missing=options.allow_missing,
+        )
+        written = [t for t in self.plan.targets if self.way_of(t) == "write"]
+        if written and options.offload_folder is None:
+            raise OffloadStoreError(_no_folder(written))
+        warn_of_unexpected(self.model, source, self.plan.unexpected)
+
+    def way_of(self, target: Target) -> Way:
+        """What has to be done with a weight."""
+        in_file = target.info.offset is not None
+        if target.device == DISK:
+            return "write" if target.is_cast or not in_file else "map"
+        if target.device.is_accelerator or target.is_cast:
+            return "stream" if in_file else "convert"
+        return "convert" if target.part is not None and not in_file else "map"
+
+    def prepare(self) -> None:
+        """Get all values; the model is not changed, but for memory that it has for them.
+
+        Raises:
+            DoesNotFitError: a device has no room.
+            CheckpointError: reading failed.
+        """
+        ways: dict[Way, list[Target]] = {"map": [], "stream": [], "convert": [], "write": []}
+        for target in self.plan.targets:
+            ways[self.way_of(target)].append(target)
+        try:
+            with collector_paused():
+                for target in ways["map"]:
+                    self._take(target)
+            self._read(ways["stream"], ways["convert"])
+            self.write(ways["write"], {})
+            if self.options.preload:
+                touch([v for t, v in self.values.items() if not t.device.is_accelerator], self.bar)
+            self.checkpoint.check()
+        except Exception as error:
+            raise self.explain(error) from error
+
+    def commit(self) -> LoadReport:
+        """Put all values into the model.
+
+        Raises:
+            CheckpointError: it failed half-way.
+        """
+        try:
+            with collector_paused():
+                self._place()
+        except Exception as error:
+            raise self.explain(error) from error
+        return self.report
+
+    # ------------------------------------------------------------------ values
+
+    def _host(self, target: Target) -> torch.Tensor:
+        """The weight on the host in the file's dtype; a view of the file where it can be."""
+        value = self.checkpoint.tensor(target.name)
+        if target.part is not None:
+            value = cut(value, target.part).contiguous()
+        return value if value.shape == target.shape else value.view(target.shape)
+
+    def _take(self, target: Target) -> None:
+        """A view of the file, as it is."""
+        self.values[target] = self._host(target)
+        if target.info.offset is not None:
+            self.report.mapped_bytes += target.info.nbytes
+        else:
+            self.report.read_bytes += target.info.nbytes
+
+    def _read(self, streamed: list[Target], converted: list[Target]) -> None:
+        """Read what must be read; what does not lie in a file as plain bytes is converted alone."""
+        requests = {target: _request(target) for target in streamed}
+        total = sum(t.info.nbytes for t in (*streamed, *converted))
+        self.report.read_bytes += total
+        self.bar.begin(total, "Loading")
+        self._stream([r for r in requests.values() if r.into is None])
+        for target in converted:
+            self.values[target] = _convert(self._host(target), target)
+            self.bar.advance(target.info.nbytes)
+        # Filling memory that the model has comes last: all else can fail without harm.
+        fills = [r for r in requests.values() if r.into is not None]
+        self.touched |= bool(fills)
+        self._stream(fills)
+        for target, request in requests.items():
+            assert request.result is not None
+            if request.into is None:
+                self.values[target] = request.result
+
+    def _stream(self, requests: list[Request]) -> None:
+        stream(
+            requests,
+            buffer_bytes=self.options.buffer_bytes,
+            workers=self.options.workers,
+            advance=self.bar.advance,
+        )
+
+    def write(self, targets: list[Target], values: Mapping[Target, torch.Tensor]) -> None:
+        """Write what is for the disk and not in a file as needed, and map it.
+
+        Args:
+            targets: the weights.
+            values: those that are here already; others are taken from the checkpoint.
+        """
+        if not targets:
+            return
+        assert self.options.offload_folder is not None
+        store = write_store(
+            self.options.offload_folder,
+            {t.name: values[t] if t in values else self._source(t) for t in targets},
+        )
+        for target in targets:
+            self.values[target] = store[target.name]
+            self.report.written_bytes += target.shape.numel() * target.dtype.itemsize
+
+    def _source(self, target: Target) -> WeightSource:
+        info = target.info
+        identity = None
+        if info.offset is not None:
+            state = os.stat(info.file)
+            identity = (
+                f"file:{os.path.realpath(info.file)}:{state.st_size}:{state.st_mtime_ns}:"
+                f"{info.offset}:{info.dtype}>{target.dtype}"
+            )
+        return WeightSource(
+            target.dtype,
+            target.shape,
+            lambda: _convert(self._host(target), target),
+            identity,
+        )
+
+    # ------------------------------------------------------------------ the model
+
+    def _place(self) -> None:
+        """Put all values into the model; from here on it is changed."""
+        states = [(e.module, self._extra(e.name)) for e in self.plan.extra_states]
+        scales = [(t, self.checkpoint.tensor(t.scale)) for t in self.plan.targets if t.scale]
+        self.touched = True
+        for target, value in self.values.items():
+            _give(target, value)
+        for target, scale in scales:
+            owner: Any = target.old
+            owner.SCB = move_tensor(scale, target.device if target.device != DISK else CPU)
+        for slot in self.plan.counters:
+            old = slot.get()
+            if old is not None and old.is_meta:
+                slot.put(torch.zeros(old.shape, dtype=old.dtype, device="cpu"))
+        for module, state in states:
+            module.set_extra_state(state)
+
+    def _extra(self, name: str) -> Any:
+        if name in self.checkpoint.extras:
+            return self.checkpoint.extras[name]
+        return self.checkpoint.tensor(name)
+
+    def explain(self, error: Exception) -> Exception:
+        """The error to raise: whether the model is as it was must be known."""
+        device = _device_without_memory(self.plan, error)
+        if self.touched:
+            return CheckpointError(
+                f"{type(self.model).__name__} is half-loaded: some of its weights are from "
+                f"{self.checkpoint.source} and some are not, since loading failed half-way. Load "
+                f"it again before it is used. The reason: {type(error).__name__}: {error}"
+            )
+        if device is not None and not isinstance(error, AnyDeviceError):
+            return DoesNotFitError(
+                f"{device} has no room for the weights that were to go there from "
+                f"{self.checkpoint.source}; the model is unchanged. Place less on it, by "
+                f"device_map or max_memory. ({error!s:.300})"
+            )
+        return error
+
+
+def _request(target: Target) -> Request:
+    return Request(
+        target.name,
+        target.info,
+        target.device,
+        target.dtype,
+        target.shape,
+        into=memory_to_fill(target),
+    )
+
+
+def memory_to_fill(target: Target) -> torch.Tensor | None:
+    """The memory that the model has for a weight, if it can take the new value as it is."""
+    old = target.old
+    if target.part is not None:
+        old = old.to_local()  # type: ignore[attr-defined]
+    fits = (
+        type(old) in (torch.Tensor, nn.Parameter)
+        and old.layout is torch.strided
+        and not old.is_meta
+        and old.device == target.device.torch
+        and old.dtype == target.dtype
+        and old.shape == target.shape
+        and old.is_contiguous()
+        and not old.is_inference()
+        and backing_of(old) is None  # writing to a view of a file would cost a copy of its pages
+    )
+    return old.detach() if fits else None
+
+
+def _convert(tensor: torch.Tensor, target: Target) -> torch.Tensor:
+    """On its device (for the disk: on the host) and in its dtype."""
+    device = CPU if target.device == DISK else target.device
+    if device.is_accelerator:
+        backend = registry.get_backend(device.type)
+        if tensor.dtype != target.dtype and not backend.supports_dtype(tensor.dtype):
+            tensor = tensor.to(target.dtype)
+    return move_tensor(tensor, device).to(target.dtype)
+
+
+def _give(target: Target, value: torch.Tensor) -> None:
+    """Let all slots that hold one tensor hold the value; ties stay."""
+    done: set[int] = set()
+    for slot in target.slots:
+        old = slot.table[slot.name]
+        if id(old) in done and not slot.is_buffer:
+            continue
+        done.add(id(old))
+        if target.part is not None:
+            put_local(slot.table, slot.name, value)
+            continue
+        if isinstance(old, (nn.UninitializedParameter, nn.UninitializedBuffer)):
+            old.materialize(value.shape, device=torch.device("meta"), dtype=value.dtype)
+        exchange(slot, value)
+
+
+def _device_without_memory(plan: Plan, error: Exception) -> Device | None:
+    for device in {t.device for t in plan.targets if t.device.is_accelerator}:
+        if registry.get_backend(device.type).is_out_of_memory(error):
+            return device
+    return None
+
+
+def _no_folder(targets: list[Target]) -> str:
+    first = targets[0]
+    if first.is_cast:
+        why = f"cast from {first.info.dtype} to {first.dtype}"
+    else:
+        why = "not in a file as plain bytes"
+    return (
+        f"{len(targets)} weights are bound for the disk and must be written first ({first.name} is "
+        f"{why}): give offload_folder=, or keep the file's dtype with dtype='auto'"
+    )
+
+
+def warn_of_unexpected(model: nn.Module, source: str, names: list[str]) -> None:
+    """Say once that the checkpoint has more than the model."""
+    if names:
+        shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if names[5:] else "")
+        _log.warning("%s has no place for %s of %s", type(model).__name__, shown, source)
+
+
+@contextlib.contextmanager
+def collector_paused() -> Iterator[None]:
+    """Make many objects that all stay, and spare the garbage collector counting them."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
