@@ -1,0 +1,320 @@
+"""Memory: how much is taken, what happens when there is none, and that all of it is given back."""
+
+import copy
+import gc
+import threading
+import warnings
+import weakref
+
+import pytest
+import torch
+from tests.transfer.conftest import Block, Offloaded, make_blocks, same
+from torch import nn
+
+from anydevice.devices import parse_device
+from anydevice.modules import iter_slots
+from anydevice.transfer import Engine
+
+KIB = 1 << 10
+MIB = 1 << 20
+
+
+class Big(nn.Module):
+    """1 MiB of weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(512, 512))
+
+    def forward(self, x):
+        return x @ self.weight / 256
+
+
+def big_blocks(count):
+    torch.manual_seed(0)
+    return [Big() for _ in range(count)]
+
+
+def inputs():
+    return torch.rand(4, 512, generator=torch.Generator().manual_seed(2))
+
+
+def pool_of(model):
+    return model.engine._runtime.lane(model.device).pool
+
+
+# ---------------------------------------------------------------------- out of memory
+
+
+@pytest.mark.parametrize("mode", ["lazy", "thread"])
+def test_when_there_is_no_room_for_the_next_unit_it_travels_when_needed(sim, make, mode):
+    sim.configure(devices=1, memory="2MiB", mode=mode)
+    model = make(big_blocks(4), prefetch_depth=2, room={"sim:0": 64 * MIB})
+    x = inputs()
+    wanted = model.plain(x)
+    with pytest.warns(RuntimeWarning, match=r"sim:0 is out of memory .* max_memory"):
+        assert torch.allclose(model(x).cpu(), wanted, rtol=1e-4)
+    for _ in range(2):  # it is said once: now a warning would be an error
+        assert torch.allclose(model(x).cpu(), wanted, rtol=1e-4)
+    assert sim.counters(0)["cache_clears"] <= 2
+
+
+def test_memory_of_units_that_wait_is_given_to_the_one_that_is_needed(sim, make):
+    sim.configure(devices=1, memory="5MiB", mode="lazy")
+    model = make(big_blocks(4), prefetch_depth=3, room={"sim:0": 64 * MIB})
+    with torch.no_grad():
+        model.units[0].enter()
+        model.units[0].leave()
+        hog = torch.empty(int(0.5 * MIB), dtype=torch.uint8, device="sim:0")
+        with warnings.catch_warnings(record=True):
+            warnings.simplefilter("always")
+            got = model(inputs(), [3, 3, 0])
+    assert torch.allclose(got.cpu(), model.plain(inputs(), [3, 3, 0]), rtol=1e-4)
+    del hog
+
+
+def test_a_unit_that_does_not_fit_at_all_says_so_and_leaves_the_model_whole(sim, make):
+    sim.configure(devices=1, memory="768KiB", mode="lazy")
+    model = make(big_blocks(2))
+    weight = model.blocks[0].weight
+    with pytest.warns(RuntimeWarning, match="out of memory"), pytest.raises(torch.OutOfMemoryError):
+        model(inputs())
+    assert model.blocks[0].weight is weight
+    assert not model.engine._standing
+    sim.configure(devices=1, memory="64MiB")
+    assert torch.allclose(model(inputs()).cpu(), model.plain(inputs()), rtol=1e-4)
+
+
+def test_a_tensor_that_travels_by_itself_gets_memory_too(sim):
+    sim.configure(devices=1, memory="3MiB", mode="lazy")
+    model = Offloaded(big_blocks(2), prefetch_depth=1)
+    loose = nn.Module()
+    loose.register_buffer("even", torch.zeros(2 * MIB, dtype=torch.uint8)[::2])
+    unit = model.engine.unit("loose", list(iter_slots(loose)), model.device)
+    model(inputs())
+    kept = torch.empty(MIB + MIB // 2, dtype=torch.uint8, device="sim:0")
+    with pytest.warns(RuntimeWarning, match="out of memory"), torch.no_grad(), unit:
+        assert loose.even.shape == (MIB,)
+    del kept
+    model.engine.close()
+
+
+# ---------------------------------------------------------------------- room
+
+
+@pytest.mark.parametrize("units", [1, 2, 3])
+def test_what_travels_ahead_keeps_to_the_room(sim, make, units):
+    room = units * 2 * MIB  # a buffer of 1 MiB of weights is rounded up
+    model = make(big_blocks(6), prefetch_depth=3, room={0: room})
+    x = inputs().to("sim:0")
+    model(x)
+    torch.sim.synchronize(0)
+    torch.sim.reset_peak_memory_stats(0)
+    before = torch.sim.memory_allocated(0)
+    assert same(model(x), model.plain(x.cpu()))
+    assert pool_of(model).total <= room
+    assert torch.sim.max_memory_allocated(0) - before <= 0.25 * MIB
+    ahead = sum(unit.luck > 0 for unit in model.units)
+    assert ahead > 0
+
+
+def test_what_must_come_comes_whatever_the_room(make):
+    model = make(big_blocks(3), prefetch_depth=2, room={"sim:0": 0})
+    x = inputs()
+    for _ in range(2):
+        assert torch.allclose(model(x).cpu(), model.plain(x), rtol=1e-4)
+    assert pool_of(model).total <= 2 * MIB
+
+
+def test_units_of_all_sizes_share_the_buffers(sim, make):
+    blocks = [Block(32), Big(), Block(32), Big(), Block(48), Big()]
+    model = make(blocks, prefetch_depth=1)
+    shapes = [torch.ones(2, 32), inputs(), torch.ones(2, 32), inputs(), torch.ones(2, 48), inputs()]
+    shapes = [s.to("sim:0") for s in shapes]
+
+    def run():
+        with torch.no_grad(), model.engine.forward():
+            for unit, block, x in zip(model.units, blocks, shapes, strict=True):
+                with unit:
+                    block(x)
+
+    for _ in range(3):
+        run()
+    sim.reset_counters()
+    for _ in range(3):
+        run()
+    assert sim.counters(0)["device_allocs"] == 0
+
+
+def test_a_negative_depth_is_refused():
+    with pytest.raises(ValueError, match="prefetch_depth=-1"):
+        Engine(prefetch_depth=-1)
+
+
+# ---------------------------------------------------------------------- the end
+
+
+def readers():
+    return [t for t in threading.enumerate() if t.name.startswith("anydevice")]
+
+
+@pytest.mark.parametrize("pinned", [True, False], ids=["pinned", "staged"])
+@pytest.mark.parametrize("mode", ["lazy", "thread"])
+def test_a_model_that_is_deleted_while_weights_travel_is_gone(sim, mode, pinned):
+    sim.configure(devices=1, memory="64MiB", mode=mode, **({"h2d": 20} if mode == "thread" else {}))
+    gc.collect()
+    pinned_before = sim.pinned_bytes()
+    model = Offloaded(make_blocks(5), prefetch_depth=3, pin_budget=None if pinned else 0)
+    with torch.no_grad():
+        model.units[0].enter()
+        model.units[0].leave()
+    assert model.engine._runtime._ahead
+    gone = [weakref.ref(p) for b in model.blocks for p in b.parameters()]
+    gone += [weakref.ref(model.engine), *(weakref.ref(u) for u in model.units)]
+    threads = readers()
+    del model
+    gc.collect()
+    for thread in threads:
+        thread.join()
+    sim.drain()
+    gc.collect()
+    assert [r() for r in gone if r() is not None] == []
+    assert torch.sim.memory_allocated(0) == 0
+    assert sim.pinned_bytes() == pinned_before
+    assert readers() == []
+
+
+def test_closing_gives_everything_back_and_the_engine_works_on(sim, make, x):
+    model = make(prefetch_depth=2, pin_budget=0)
+    wanted = model.plain(x)
+    for _ in range(2):
+        assert same(model(x), wanted)
+        model.engine.close()
+        torch.sim.synchronize(0)
+        assert torch.sim.memory_allocated(0) == 0
+        assert readers() == []
+
+
+def test_a_module_that_is_taken_out_is_gone(sim, make, x):
+    model = make()
+    model(x)
+    gone = weakref.ref(model.units[2]), weakref.ref(model.blocks[2])
+    del model.units[2], model.blocks[2]
+    gc.collect()
+    assert [r() for r in gone] == [None, None]
+    assert same(model(x), model.plain(x))
+
+
+def test_memory_that_others_hold_is_not_used_again_and_is_counted_out(make, x):
+    model = make(make_blocks(3), prefetch_depth=0)
+    kept = []
+    for unit, block in zip(model.units, model.blocks, strict=True):
+        with torch.no_grad(), unit:
+            kept.append(block.up.weight)
+    assert pool_of(model).total == 0
+    for tensor, block in zip(kept, model.blocks, strict=True):
+        assert torch.equal(tensor.cpu(), block.up.weight)
+
+
+# ---------------------------------------------------------------------- page-locked memory
+
+
+def engine_pins(module, **options):
+    engine = Engine(**options)
+    unit = engine.unit("m", list(iter_slots(module)), parse_device("sim:0"))
+    with torch.no_grad(), unit:
+        pass
+    return engine
+
+
+def test_resting_weights_are_page_locked_once(sim):
+    block = Block()
+    before = [(id(p), p.detach().clone()) for p in block.parameters()]
+    engine = engine_pins(block)
+    assert all(t.get().is_pinned() for _, t in iter_slots(block))
+    assert [id(p) for p in block.parameters()] == [i for i, _ in before]
+    assert all(torch.equal(p, v) for p, (_, v) in zip(block.parameters(), before, strict=True))
+    places = [p.data_ptr() for p in block.parameters()]
+    with torch.no_grad(), engine.unit("m", list(iter_slots(block)), parse_device("sim:0")):
+        pass
+    assert [p.data_ptr() for p in block.parameters()] == places
+
+
+def test_a_page_locked_weight_has_its_own_storage(sim, tmp_path):
+    block = Block()
+    engine = engine_pins(block)
+    for parameter in block.parameters():
+        assert parameter.untyped_storage().nbytes() == parameter.nbytes
+    torch.save(block.norm.weight, tmp_path / "weight.pt")
+    assert (tmp_path / "weight.pt").stat().st_size < 4 * KIB
+    assert torch.equal(copy.deepcopy(block).up.weight, block.up.weight)
+    del engine
+
+
+def test_a_page_locked_weight_outlives_unit_and_engine(sim):
+    module = nn.Linear(64, 64)
+    value = module.weight.detach().clone()
+    engine_pins(module)
+    gc.collect()
+    torch.empty(1 << 20, dtype=torch.uint8).pin_memory().fill_(255)
+    assert torch.equal(module.weight, value)
+
+
+@pytest.mark.parametrize("keep", ["view", "shared", "storage"])
+def test_memory_that_others_see_is_not_moved(sim, keep):
+    module = nn.Linear(8, 8)
+    if keep == "view":
+        held = module.weight.detach()[2:]
+    elif keep == "shared":
+        held = module.weight.share_memory_()
+    else:
+        held = torch.nn.Parameter(module.weight.detach())
+    engine_pins(module)
+    assert not module.weight.is_pinned()
+    assert module.bias.is_pinned()
+    with torch.no_grad():
+        module.weight.zero_()
+    assert not held.any()
+
+
+def test_the_budget_is_kept(sim):
+    before = sim.pinned_bytes()
+    model = Offloaded(make_blocks(4), prefetch_depth=0, pin_budget=40 * KIB)
+    x = torch.randn(2, 32)
+    for _ in range(2):
+        assert same(model(x), model.plain(x))
+    pinned = [b for b in model.blocks if b.up.weight.is_pinned()]
+    assert len(pinned) == 2  # of 17 KiB each
+    del pinned
+    model.engine.close()
+    del model
+    gc.collect()
+    assert sim.pinned_bytes() == before
+
+
+def test_without_page_locked_memory_it_goes_on(sim, x):
+    sim.configure(devices=1, pinned_limit=1)
+    model = Offloaded(make_blocks(3), prefetch_depth=1)
+    for _ in range(2):
+        assert same(model(x), model.plain(x))
+    model.engine.close()
+
+
+def test_mapped_weights_stay_mapped_unless_they_shall_rest_in_memory(sim, tmp_path):
+    from anydevice.checkpoint.mapped import backing_of, map_file
+
+    path = tmp_path / "weights"
+    path.write_bytes(bytes(4096))
+    for resting, stays in ((None, True), ("disk", True), ("cpu", False)):
+        module = nn.Module()
+        module.weight = nn.Parameter(map_file(path).tensor(0, torch.float32, (1024,)))
+        unit = Engine().unit(
+            "m",
+            list(iter_slots(module)),
+            parse_device("sim:0"),
+            resting=parse_device(resting) if resting else None,
+        )
+        with torch.no_grad(), unit:
+            assert not module.weight.any()
+        assert (backing_of(module.weight) is not None) is stays
+        assert module.weight.is_pinned() is not stays

@@ -1,0 +1,230 @@
+"""The parts by themselves: layouts, loads, orders, carrying, profiles."""
+
+import itertools
+import json
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.transfer.conftest import Offloaded, make_blocks, same
+from torch import nn
+
+from anydevice.devices import CPU, parse_device
+from anydevice.modules import iter_slots
+from anydevice.transfer import Engine, carry, profile_transfers
+from anydevice.transfer.layout import is_dense, lay_out
+from anydevice.transfer.staging import divide
+
+# ---------------------------------------------------------------------- layouts
+
+SHAPES = st.lists(st.lists(st.integers(1, 5), max_size=3), max_size=6)
+DTYPES = st.sampled_from([torch.float32, torch.int8, torch.bfloat16, torch.float64, torch.bool])
+
+
+@given(shapes=SHAPES, data=st.data())
+def test_pieces_do_not_overlap_and_are_aligned(shapes, data):
+    tensors = [torch.zeros(s, dtype=data.draw(DTYPES)) for s in shapes]
+    layout = lay_out(tensors, None, pins=False)
+    spans = sorted((p.offset, p.offset + p.nbytes) for p in layout.pieces)
+    assert all(a[1] <= b[0] for a, b in itertools.pairwise(spans))
+    assert all(start % 64 == 0 for start, _ in spans)
+    assert all(end <= layout.nbytes for _, end in spans)
+    assert sorted(p.weight for p in layout.pieces) + layout.loose == list(range(len(tensors)))
+
+
+def test_neighbours_are_copied_at_once():
+    whole = torch.arange(256.0)
+    layout = lay_out([whole[128:], whole[:64]], None, pins=False)
+    assert len(layout.runs) == 1
+    assert layout.runs[0].nbytes == 1024
+
+
+def test_neighbours_that_would_lose_their_alignment_are_not():
+    whole = torch.arange(256.0)
+    assert len(lay_out([whole[:100], whole[100:]], None, pins=False).runs) == 2
+
+
+@pytest.mark.parametrize(
+    ("tensor", "dense"),
+    [
+        (torch.zeros(2, 3), True),
+        (torch.zeros(2, 3).t(), True),
+        (torch.zeros(2, 3, 4).permute(1, 2, 0), True),
+        (torch.zeros(2, 1, 3).transpose(0, 1), True),
+        (torch.zeros(4, 3)[:, :2], False),
+        (torch.zeros(1, 3).expand(2, 3), False),
+        (torch.zeros(6)[::2], False),
+    ],
+)
+def test_dense_tensors_are_known(tensor, dense):
+    assert is_dense(tensor) is dense
+
+
+# ---------------------------------------------------------------------- loads
+
+
+@given(
+    sizes=st.lists(st.tuples(st.integers(1, 50), st.integers(0, 600)), max_size=8),
+    chunk=st.integers(1, 64),
+)
+def test_loads_carry_every_byte_once(sizes, chunk):
+    sources, at = [], 0
+    for size, gap in sizes:
+        at += gap
+        sources.append((torch.arange(size, dtype=torch.uint8) + len(sources), at))
+        at += size
+    wanted = torch.full((at,), 255, dtype=torch.uint8)
+    for source, offset in sources:
+        wanted[offset : offset + source.numel()] = source
+    got, written = torch.full((at,), 255, dtype=torch.uint8), torch.zeros(at, dtype=torch.int)
+    for load in divide(sources, chunk):
+        assert 0 < load.nbytes <= chunk
+        for part, offset in load.parts:
+            assert offset + part.numel() <= load.nbytes
+            place = slice(load.offset + offset, load.offset + offset + part.numel())
+            got[place] = part
+            written[place] += 1
+    assert torch.equal(got, wanted)
+    assert int(written.sum()) == sum(size for size, _ in sizes)
+
+
+def test_units_larger_than_a_chunk_are_staged_in_parts(sim, make, x, monkeypatch):
+    monkeypatch.setattr("anydevice.transfer.staging.CHUNK", 4096)
+    monkeypatch.setattr("anydevice.transfer.staging._SMALLEST", 4096)
+    model = make(pin_budget=0, prefetch_depth=2)
+    for _ in range(3):
+        assert same(model(x), model.plain(x))
+    assert sim.counters(0)["h2d_copies"] > 3 * 4 * len(model.blocks)
+
+
+def test_what_a_reader_raises_is_raised_where_the_weights_are_needed(make, x, monkeypatch):
+    model = make(pin_budget=0, prefetch_depth=2)
+    wanted = model.plain(x)
+    with monkeypatch.context() as patch:
+
+        def fail(*_):
+            raise OSError("the disk is gone")
+
+        patch.setattr("anydevice.transfer.shipment.Shipment.deliver", fail)
+        with pytest.raises(OSError, match="the disk is gone"):
+            model(x)
+    assert all(p.device == CPU.torch for b in model.blocks for p in b.parameters())
+    assert same(model(x), wanted)
+
+
+# ---------------------------------------------------------------------- backends without streams
+
+
+@pytest.mark.parametrize("claims", [{}, {"streams": True}, {"pinned_memory": True}])
+def test_devices_that_can_less_go_the_same_way(sim, make, x, monkeypatch, claims):
+    from anydevice.backend import Capabilities
+    from anydevice_conformance.simulator.backend import SimulatorBackend
+
+    monkeypatch.setattr(SimulatorBackend, "capabilities", Capabilities(**claims))
+    for name in [] if "streams" in claims else ["new_stream", "current_stream", "record_event"]:
+        monkeypatch.setattr(SimulatorBackend, name, None)
+    if "pinned_memory" not in claims:
+        monkeypatch.setattr(SimulatorBackend, "pin_memory", None)
+    model = make(prefetch_depth=2)
+    with profile_transfers() as profile:
+        for _ in range(2):
+            assert same(model(x), model.plain(x))
+    assert profile.bytes > 0
+    assert model(x, grad=True).requires_grad
+
+
+# ---------------------------------------------------------------------- carrying
+
+
+def test_carried_tensors_are_copies_with_their_strides(sim):
+    tensors = [torch.randn(5, 7).t(), torch.arange(9), torch.zeros(0), torch.randn(6)[::2]]
+    tensors.append(tensors[0])
+    got = carry(tensors, parse_device("sim:0"))
+    assert all(str(t.device) == "sim:0" for t in got)
+    assert all(torch.equal(g.cpu(), t) for g, t in zip(got, tensors, strict=True))
+    assert got[0].stride() == tensors[0].stride()
+    assert got[4] is got[0]
+    back = carry(got, CPU)
+    assert all(torch.equal(b, t) for b, t in zip(back, tensors, strict=True))
+    assert carry(got[:1], parse_device("sim:0"))[0] is got[0]
+
+
+def test_carrying_from_page_locked_memory_stops_nobody(sim):
+    tensors = [torch.randn(100, 100).pin_memory() for _ in range(3)]
+    sim.reset_counters()
+    got = carry(tensors, parse_device("sim:0"))
+    assert sim.counters(0)["host_syncs"] == 0
+    assert all(torch.equal((g * 1).cpu(), t) for g, t in zip(got, tensors, strict=True))
+
+
+# ---------------------------------------------------------------------- profiles
+
+
+def test_a_profile_counts_what_travelled(sim, make, x):
+    model = make(prefetch_depth=1)
+    model(x)
+    nbytes = sum(t.get().nbytes for b in model.blocks for _, t in iter_slots(b))
+    with profile_transfers() as profile:
+        model(x)
+    assert profile.bytes == nbytes
+    assert profile.copies == len(model.blocks)
+    assert [u.unit for u in profile.units] == [str(i) for i in range(5)]
+    assert [u.ahead for u in profile.units] == [0, 1, 1, 1, 1]
+    assert all(u.visits == 1 and u.device == "sim:0" for u in profile.units)
+    assert 0 <= profile.overlap <= 1
+    assert profile.waited >= 0
+    lines = str(profile).splitlines()
+    assert lines[0].split() == [
+        "UNIT",
+        "DEVICE",
+        "VISITS",
+        "AHEAD",
+        "MB",
+        "COPIES",
+        "COPY",
+        "ms",
+        "WAITED",
+        "ms",
+    ]
+    assert len(lines) == 1 + 5 + 2
+
+
+def test_a_trace_has_each_journey_and_each_visit(sim, make, x, tmp_path):
+    model = make(prefetch_depth=2, pin_budget=0)
+    with profile_transfers() as profile:
+        model(x)
+    profile.to_chrome_trace(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert sorted(e["tid"] for e in events) == ["compute"] * 5 + ["link"] * 5
+    assert all(e["ph"] == "X" and e["dur"] >= 0 for e in events)
+
+
+def test_profiles_nest_and_end(sim, make, x):
+    model = make()
+    with profile_transfers() as outer:
+        model(x)
+        seen = outer.copies
+        with profile_transfers() as inner:
+            model(x)
+        assert outer.copies == seen
+    model(x)
+    assert inner.copies == 5
+    assert outer.copies == seen
+
+
+def test_tensors_that_travel_alone_are_counted(sim):
+    module = nn.Module()
+    module.register_buffer("odd", torch.randn(6)[::2])
+    unit = Engine().unit("odd", list(iter_slots(module)), parse_device("sim:0"))
+    with profile_transfers() as profile, torch.no_grad(), unit:
+        pass
+    assert profile.bytes == 12
+    assert profile.copies == 1
+
+
+def test_an_empty_profile_prints(sim):
+    with profile_transfers() as profile:
+        pass
+    assert "overlap 0%" in str(profile)
+    assert Offloaded(make_blocks(1)).engine is not None
