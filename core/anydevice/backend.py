@@ -296,8 +296,8 @@ class DeviceBackend:
         """
         if self.torch_package is not None:
             importlib.import_module(self.torch_package)
-        # Not `torch.get_device_module`: it makes a `torch.device`, which a caller's function mode may
-        # turn into something else.
+        # Not `torch.get_device_module`: it makes a `torch.device`, which a caller's function mode
+        # may turn into something else.
         module: types.ModuleType | None = getattr(torch, self.device_type, None)
         if module is None:
             raise RuntimeError(f"torch has no module for the device type {self.device_type!r}")
@@ -328,8 +328,7 @@ class DeviceBackend:
 
     def _is_torchs_accelerator(self) -> bool:
         """Whether ``torch.accelerator`` speaks of this device; it knows one type in a process."""
-        found = torch.accelerator.current_accelerator()
-        return found is not None and found.type == self.device_type
+        return torchs_accelerator() == self.device_type
 
     def _query(self, name: str, accelerator_name: str, index: int) -> Any:
         """Ask the device's module, then ``torch.accelerator``, whichever answers.
@@ -355,6 +354,15 @@ class DeviceBackend:
             "Give its budget yourself, such as "
             f"max_memory={{'{self.device_type}:{index}': '8GiB'}}."
         )
+
+
+def torchs_accelerator() -> str | None:
+    """The device type of which ``torch.accelerator`` speaks, with devices or without; or None."""
+    try:
+        found = torch.accelerator.current_accelerator()
+    except RuntimeError:  # torch 2.6 raises where later ones return None
+        return None
+    return None if found is None else found.type
 
 
 def _is_known_to_torch(device_type: str) -> bool:

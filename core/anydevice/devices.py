@@ -15,6 +15,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 import torch
 
 from anydevice import registry
+from anydevice.backend import torchs_accelerator
 from anydevice.errors import UnknownDeviceError
 
 __all__ = ["CPU", "DISK", "META", "Device", "DeviceLike", "parse_device", "resolve_device"]
@@ -154,5 +155,4 @@ def _make(kind: str, index: int | None) -> Device:
 def _is_known(kind: str) -> bool:
     if kind == _UNKNOWN_ACCELERATOR or kind in registry.known_types():
         return True
-    found = torch.accelerator.current_accelerator()
-    return found is not None and found.type == kind
+    return torchs_accelerator() == kind

@@ -25,7 +25,7 @@ from typing import Any, Final, Literal
 import pluggy
 import torch
 
-from anydevice.backend import ENTRY_POINT_GROUP, Capabilities, DeviceBackend
+from anydevice.backend import ENTRY_POINT_GROUP, Capabilities, DeviceBackend, torchs_accelerator
 from anydevice.errors import BackendError, DuplicateBackendError, UnknownDeviceError
 
 __all__ = ["BackendRecord", "available_devices", "get_backend", "list_backends", "primary_type"]
@@ -118,22 +118,22 @@ class _Registry:
 
     def default_backend(self) -> BackendRecord | None:
         """A record for the type that torch reports and no plugin claims."""
-        found = torch.accelerator.current_accelerator()
-        if found is None or found.type == HOST:
+        kind = torchs_accelerator()
+        if kind is None or kind == HOST:
             return None
         with self._lock:
             records = self.records()
-            if any(record.device_type == found.type for record in records):
+            if any(record.device_type == kind for record in records):
                 return None
             if not torch.accelerator.is_available():
                 return None  # a registered type whose devices may come later: ask again then
-            if not _Selection.from_environment().allows(found.type):
+            if not _Selection.from_environment().allows(kind):
                 return None
-            record = BackendRecord("torch", "torch", torch.__version__, found.type)
-            record.backend = type("DefaultBackend", (DeviceBackend,), {"device_type": found.type})()
+            record = BackendRecord("torch", "torch", torch.__version__, kind)
+            record.backend = type("DefaultBackend", (DeviceBackend,), {"device_type": kind})()
             records.append(record)
         warnings.warn(
-            f"no plugin claims device type {found.type!r}; using the default backend, uncertified",
+            f"no plugin claims device type {kind!r}; using the default backend, uncertified",
             stacklevel=4,
         )
         return record
@@ -229,8 +229,7 @@ def _order(record: BackendRecord) -> tuple[Any, ...]:
 
 def _is_torchs_own(record: BackendRecord) -> bool:
     """Whether torch itself calls this type its accelerator: breaks ties of priority."""
-    found = torch.accelerator.current_accelerator()
-    return found is not None and found.type == record.device_type
+    return torchs_accelerator() == record.device_type
 
 
 @dataclasses.dataclass(frozen=True)

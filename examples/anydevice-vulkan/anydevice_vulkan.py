@@ -6,11 +6,10 @@ Its streams are refused and its pinned memory is not pinned, so neither is claim
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.util
 import subprocess
 import sys
-
-import torch
 
 from anydevice.backend import Capabilities, DeviceBackend, hookimpl
 
@@ -18,7 +17,7 @@ __all__ = ["VulkanBackend", "anydevice_backends"]
 
 
 class VulkanBackend(DeviceBackend):
-    """Only the count and one dtype differ from the defaults."""
+    """Only the count differs from the defaults."""
 
     device_type = "vulkan"
     torch_package = "torchvulkan"
@@ -26,16 +25,11 @@ class VulkanBackend(DeviceBackend):
 
     def device_count(self) -> int:
         """Ask a child process: torchvulkan starts Vulkan to count, and then no fork can use it."""
-        if importlib.util.find_spec("torchvulkan") is None or not _count_in_a_child():
-            return 0
-        assert self.module  # from now on torch knows the device type
-        return _count_in_a_child()
-
-    def supports_dtype(self, dtype: torch.dtype) -> bool:
-        """Without the extension for it, bfloat16 is computed on the host."""
-        if dtype == torch.bfloat16:
-            return bool(self.module.is_bf16_supported())
-        return super().supports_dtype(dtype)
+        installed = importlib.util.find_spec("torchvulkan") is not None
+        count = _count_in_a_child() if installed else 0
+        if count:
+            importlib.import_module("torchvulkan")  # from now on torch knows the device type
+        return count
 
 
 @functools.cache

@@ -13,6 +13,7 @@ import torch
 import anydevice
 from anydevice import registry
 from anydevice.backend import DeviceBackend
+from anydevice.devices import parse_device
 from anydevice.errors import BackendError, DuplicateBackendError, UnknownDeviceError
 
 GOOD = """
@@ -355,6 +356,20 @@ def test_the_host_cannot_be_left_out(plugins, monkeypatch):
 
 
 # ---------------------------------------------------------------------- unclaimed types
+
+
+def test_a_torch_that_raises_where_it_has_no_accelerator(monkeypatch):
+    """As torch 2.6 does; later ones return None."""
+
+    def refuse():
+        raise RuntimeError("Cannot access accelerator device when none is available.")
+
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", refuse)
+    assert anydevice.available_devices()[-1] == torch.device("cpu")
+    with pytest.raises(UnknownDeviceError):
+        registry.get_backend("nope")
+    with pytest.raises(UnknownDeviceError):
+        parse_device("nope")
 
 
 UNCLAIMED = """
