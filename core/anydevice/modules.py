@@ -6,8 +6,6 @@ its subclass survive whatever is done here. Only what it holds is exchanged.
 
 from __future__ import annotations
 
-import gc
-import weakref
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -146,38 +144,29 @@ def _set_data(old: torch.Tensor, value: torch.Tensor, requires_grad: bool) -> bo
 
 
 def _swap(old: torch.Tensor, value: torch.Tensor, requires_grad: bool) -> None:
-    """Exchange by `torch.utils.swap_tensors`: across device types, and from meta.
+    """Exchange what the two Python objects stand for: across device types, and from meta.
 
-    It swaps classes and attributes too, so ``value`` gets ``old``'s first.
-
-    Raises:
-        ModelError: a graph that waits for its backward holds the tensor.
+    `torch.utils.swap_tensors` does so too, but refuses a tensor that an autograd graph or a weak
+    reference holds. Here the object lives on as the same Parameter, so a weak reference shall go on
+    pointing to it, and a graph keeps what it had; only its backward is stopped, as the gradient
+    could not reach the Parameter any more.
     """
     new = torch.Tensor._make_subclass(type(old), value, requires_grad)
-    new.__dict__.update(old.__dict__)
-    try:
-        _swap_content(old, new)
-    except RuntimeError:
-        # A node of a finished backward may still hold the tensor: let go, try once more.
-        gc.collect()
-        try:
-            _swap_content(old, new)
-        except RuntimeError as error:
-            raise ModelError(
-                f"a tensor of shape {tuple(old.shape)} cannot go to {value.device} now: {error}. "
-                "Run backward, or drop the outputs of the last forward, first."
-            ) from error
-
-
-def _swap_content(old: torch.Tensor, new: torch.Tensor) -> None:
-    if not weakref.getweakrefs(old):
-        torch.utils.swap_tensors(old, new)  # type: ignore[no-untyped-call]
-        return
-    # `swap_tensors` refuses tensors with weak references, since these would point to the other one
-    # afterwards. Here that is wanted: the Parameter lives on, and only what it holds is another.
-    if old._use_count() > 1:
-        raise RuntimeError("an autograd graph holds it")
+    if old.requires_grad and old.is_leaf and old._use_count() > 1:
+        node = torch.autograd.graph.get_gradient_edge(old).node
+        node.register_prehook(_refuse_gradient)
+    hooks = getattr(old, "_post_accumulate_grad_hooks", None)
     torch._C._swap_tensor_impl(old, new)
+    if hooks and requires_grad:
+        old._post_accumulate_grad_hooks = hooks
+
+
+def _refuse_gradient(_gradients: Any) -> None:
+    raise ModelError(
+        "backward of a forward that ran before the model was moved (dispatched, offloaded or "
+        "undispatched): its gradients belong to weights that are not there any more. Run the "
+        "forward again."
+    )
 
 
 def set_module_tensor_to_device(

@@ -1,8 +1,9 @@
 """Random models and device maps, for the property tests.
 
-A model is drawn as a nested description and built from a seed, so that two builds of one description are
-equal. Its own code does all that users' models do: residuals, weights used without calling the child,
-parameters beside modules, shared and tied parts, dicts passed along, several outputs.
+A model is drawn as a nested description and built from a seed, so that two builds of one
+description are equal. Its own code does all that users' models do: residuals, weights used without
+calling the child, parameters beside modules, shared and tied parts, dicts passed along, several
+outputs.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import torch
 from hypothesis import strategies as st
 from torch import nn
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
 WIDTH = 8
 
@@ -189,12 +190,12 @@ def draw_map(draw, model: nn.Module, places: list) -> dict:
 
     def visit(name: str, module: nn.Module) -> None:
         own = [*module._parameters, *module._buffers]
-        if name and (not own and not module._modules or draw(st.integers(0, 2)) == 0):
+        if name and ((not own and not module._modules) or draw(st.integers(0, 2)) == 0):
             device_map[name] = draw(st.sampled_from(places))
             return
         dot = f"{name}." if name else ""
         for key in own:
-            if (module._parameters.get(key) if key in module._parameters else module._buffers[key]) is not None:
+            if {**module._parameters, **module._buffers}[key] is not None:
                 device_map[dot + key] = draw(st.sampled_from(places))
         for key, child in module._modules.items():
             visit(dot + key, child)

@@ -268,15 +268,19 @@ class _Alias:
     """A place outside of the tables of a module in which one of its weights stands as well.
 
     Recurrent layers keep their weights in a list beside; it must hold the twins while they are
-    there.
+    there. The list is looked up each time, as the layer may have made a new one.
     """
 
-    def __init__(self, holder: Any, key: Any, slot: Slot) -> None:
-        self.holder, self.key, self.slot = holder, key, slot
+    def __init__(self, module: nn.Module, attribute: str, key: Any, slot: Slot) -> None:
+        self.module, self.attribute, self.key, self.slot = module, attribute, key, slot
 
     def follow(self) -> None:
         """Let the place hold what the slot holds."""
-        self.holder[self.key] = self.slot.get()
+        attributes = self.module.__dict__
+        if self.key is None:
+            attributes[self.attribute] = self.slot.get()
+        elif type(holder := attributes.get(self.attribute)) in (list, dict):
+            holder[self.key] = self.slot.get()
 
 
 def find_aliases(slots: Sequence[Slot]) -> list[_Alias]:
@@ -291,18 +295,15 @@ def find_aliases(slots: Sequence[Slot]) -> list[_Alias]:
         held[id(slot.get())] = slot
     found = []
     for module, held in owners.values():
-        attributes = module.__dict__
-        for key, value in attributes.items():
-            if key in _TABLES:
+        for name, value in module.__dict__.items():
+            if name in _TABLES:
                 continue
-            if id(value) in held:
-                found.append(_Alias(attributes, key, held[id(value)]))
-            elif type(value) is list:
-                found += [
-                    _Alias(value, i, held[id(v)]) for i, v in enumerate(value) if id(v) in held
-                ]
+            items: Any = [(None, value)]
+            if type(value) is list:
+                items = enumerate(value)
             elif type(value) is dict:
-                found += [_Alias(value, k, held[id(v)]) for k, v in value.items() if id(v) in held]
+                items = value.items()
+            found += [_Alias(module, name, k, held[id(v)]) for k, v in items if id(v) in held]
     return found
 
 
