@@ -237,12 +237,15 @@ class DeviceBackend:
         """Return the stream on which this thread's work for device ``index`` is queued."""
         return self._function("current_stream")(index)
 
-    @contextlib.contextmanager
-    def use_stream(self, stream: Any) -> Iterator[Any]:
+    def use_stream(self, stream: Any) -> contextlib.AbstractContextManager[Any]:
         """Queue this thread's work on ``stream`` while the context lasts.
 
         Its device is the current one meanwhile. May be nested, and entered by several threads.
         """
+        return self._using(stream)
+
+    @contextlib.contextmanager
+    def _using(self, stream: Any) -> Iterator[Any]:
         # Not `with stream:`, which a stream refuses while another context holds it.
         set_stream = self._function("set_stream")
         with self._on(stream.device.index):
