@@ -15,6 +15,7 @@ from anydevice import registry
 from anydevice.backend import DeviceBackend
 from anydevice.devices import parse_device
 from anydevice.errors import BackendError, DuplicateBackendError, UnknownDeviceError
+from anydevice_conformance.simulator.backend import SimulatorBackend
 
 GOOD = """
     from anydevice.backend import DeviceBackend, hookimpl
@@ -65,6 +66,8 @@ class Plugins:
 def plugins(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delenv("ANYDEVICE_BACKENDS", raising=False)
+    # Other tests of this process may have installed it; here only the plugins have devices.
+    monkeypatch.setattr(SimulatorBackend, "is_available", lambda backend: False)
     added = Plugins(tmp_path)
     yield added
     for module in added.modules:
