@@ -105,7 +105,7 @@ def resolve_device(spelling: DeviceLike) -> Device:
         here = [str(d) for d in registry.available_devices()]
         if str(device) not in here:
             raise UnknownDeviceError(
-                f"device {spelling!r} is not on this machine; available: {', '.join(here)}, disk"
+                f"device {str(device)!r} is not on this machine; available: {', '.join(here)}, disk"
             )
     return device
 
