@@ -228,3 +228,82 @@ def test_an_empty_profile_prints(sim):
         pass
     assert "overlap 0%" in str(profile)
     assert Offloaded(make_blocks(1)).engine is not None
+
+
+# ---------------------------------------------------------------------- reading ahead
+
+
+@pytest.fixture
+def advice(monkeypatch):
+    """What the system was told will be needed: offsets in the file."""
+    from anydevice.checkpoint.mapped import MappedFile
+
+    told = []
+    monkeypatch.setattr(MappedFile, "will_need", lambda self, offset, nbytes: told.append(offset))
+    return told
+
+
+def mapped_blocks(folder, count, nbytes=1 << 20):
+    from anydevice.checkpoint.mapped import map_file
+
+    path = folder / "weights"
+    path.write_bytes(bytes(count * nbytes))
+    blocks = []
+    for i in range(count):
+        block = nn.Module()
+        value = map_file(path).tensor(i * nbytes, torch.uint8, (nbytes,))
+        block.weight = nn.Parameter(value, requires_grad=False)
+        blocks.append(block)
+    return blocks
+
+
+def test_files_are_read_ahead_of_the_host_while_the_disk_is_slow(
+    sim, tmp_path, advice, monkeypatch
+):
+    faults = [0]
+    monkeypatch.setattr("anydevice.transfer.engine.page_faults", lambda: faults[0])
+    model = Offloaded(mapped_blocks(tmp_path, 4), "cpu", prefetch_depth=2)
+
+    def run():
+        with model.engine.forward():
+            for unit, block in zip(model.units, model.blocks, strict=True):
+                weight = block.weight
+                with unit:
+                    assert block.weight is weight
+
+    run()
+    model.engine.close()
+    assert advice == []
+    faults[0] = 1
+    run()
+    model.engine.close()
+    assert advice == [1 << 20, 2 << 20]
+
+
+def test_small_files_are_left_to_the_system(sim, tmp_path, advice, monkeypatch):
+    counts = itertools.count()
+    monkeypatch.setattr("anydevice.transfer.engine.page_faults", lambda: next(counts))
+    model = Offloaded(mapped_blocks(tmp_path, 3, nbytes=4096), "cpu")
+    for unit in model.units:
+        with unit:
+            pass
+    model.engine.close()
+    assert advice == []
+
+
+def test_staged_weights_are_read_ahead(sim, tmp_path, advice):
+    model = Offloaded(mapped_blocks(tmp_path, 3), "sim:0", prefetch_depth=1)
+    with torch.no_grad(), model.engine.forward():
+        for unit in model.units:
+            with unit:
+                pass
+    model.engine.close()
+    assert advice == [0, 1 << 20, 2 << 20]
+
+
+def test_a_file_that_is_gone_is_found_out_by_who_uses_it(sim, tmp_path):
+    model = Offloaded(mapped_blocks(tmp_path, 2), "sim:0")
+    (tmp_path / "weights").unlink()
+    with torch.no_grad(), model.units[0]:  # it is still mapped
+        assert not model.blocks[0].weight.any()
+    model.engine.close()

@@ -398,3 +398,16 @@ def test_a_slot_may_become_empty(sim):
     module.bias = None
     with unit:
         assert module.bias is None
+
+
+def test_buffers_that_are_written_to_unseen_come_home_while_training(sim):
+    module = nn.Module()
+    module.register_buffer("codes", torch.zeros(4))
+    unit = unit_of(module)
+    with unit:
+        module.codes.data.add_(1)
+    assert bool((module.codes == 1).all())
+    version = module.codes._version
+    with unit:
+        pass
+    assert module.codes._version == version

@@ -14,6 +14,7 @@ import torch
 from anydevice.devices import CPU, Device, DeviceLike, same_devices
 from anydevice.modules import Slot
 from anydevice.transfer.order import Course, Lap
+from anydevice.transfer.reading import page_faults
 from anydevice.transfer.runtime import Runtime
 from anydevice.transfer.shipment import Shipment
 from anydevice.transfer.unit import Unit
@@ -59,6 +60,7 @@ class Engine:
         self._standing: dict[int, Visit] = {}
         self._course = Course()
         self._laps: dict[int, Lap] = {}
+        self._faults = page_faults()
         self._renew_runtime()
         _engines.add(self)
 
@@ -166,14 +168,31 @@ class Engine:
             if not self._runtime.send_ahead(unit, id(lap), wanted):
                 return
 
+    def _pass_on_host(self, unit: Unit) -> None:
+        """A unit computes on the host, from weights that are views of files.
+
+        While the disk is being read at all, the next units are read ahead.
+        """
+        faults = page_faults()
+        with self._lock:
+            lap = self._step(unit)
+            if faults != self._faults:
+                self._faults = faults
+                for following in lap.upcoming(max(1, self.prefetch_depth)):
+                    self._runtime.read_ahead(following)
+
     def _claim(self, unit: Unit, rests: list[torch.Tensor]) -> Shipment | None:
         """What travels, or has arrived, for a unit; it sets out now where it has not before."""
         return self._runtime.claim(unit, rests, id(self._laps.get(threading.get_ident())))
 
-    def _forget(self, visit: Visit) -> None:
-        """Take note that a visit ends, without leaving a twin in a variable of the caller."""
-        for guest in visit.guests:
-            self._standing.pop(id(guest.twin), None)
+    def _end(self, visit: Visit) -> None:
+        """A visit's last call is over."""
+        twins = [id(guest.twin) for guest in visit.guests]  # no twin may stay in a variable here
+        try:
+            visit.end()
+        finally:
+            for twin in twins:
+                self._standing.pop(twin, None)
 
     def _abandon(self) -> None:
         """In the child of a fork: its threads and its device's work are not there."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
+from torch import nn
 
 from anydevice.devices import CPU
 from anydevice.transfer.twins import is_lazy, moves_by_itself
@@ -80,7 +81,10 @@ class Layout(NamedTuple):
 
 def signature(tensor: torch.Tensor) -> tuple[Any, ...]:
     """What a layout depends on: another signature, another layout."""
-    if moves_by_itself(tensor) or tensor.layout is not torch.strided or is_lazy(tensor):
+    kind = type(tensor)
+    if kind is not nn.Parameter and kind is not torch.Tensor and not travels_as_bytes(tensor):
+        return (id(tensor),)
+    if tensor.layout is not torch.strided:
         return (id(tensor),)
     return (id(tensor), tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
 
@@ -140,12 +144,10 @@ def lies_in(tensor: torch.Tensor, block: torch.Tensor) -> bool:
 def tensor_at(flat: torch.Tensor, offset: int, like: torch.Tensor) -> torch.Tensor:
     """View a buffer's bytes as a tensor with the dtype, shape and strides of another.
 
-    It counts its versions by itself, unlike ``flat.view(...)``, so that a change can be told.
+    It counts its versions by itself, unlike other views, so that a change can be told.
     """
-    view = torch.empty(0, dtype=like.dtype, device=flat.device)
-    return view.set_(
-        flat.untyped_storage(), offset // like.element_size(), like.shape, like.stride()
-    )
+    start = offset // like.element_size()
+    return flat.view(like.dtype).as_strided(like.shape, like.stride(), start).data
 
 
 def is_dense(tensor: torch.Tensor) -> bool:

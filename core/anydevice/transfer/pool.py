@@ -27,25 +27,37 @@ class Buffer:
         after: events that must have passed before it is written to.
     """
 
-    __slots__ = ("after", "flat", "home", "owners")
+    __slots__ = ("_owners", "_views", "after", "flat", "home")
 
     def __init__(self, flat: torch.Tensor, home: Any, after: list[Any]) -> None:
         self.flat = flat
         self.home = home
         self.after = after
-        self.owners = _owners(flat)
+        self._views: dict[torch.dtype, torch.Tensor] = {}
+        self._owners = _owners(flat)
 
     @property
     def nbytes(self) -> int:
         """Its size."""
         return self.flat.numel()
 
+    def tensor(self, offset: int, like: torch.Tensor) -> torch.Tensor:
+        """View bytes from ``offset`` on as a tensor with the dtype, shape and strides of another.
+
+        It counts its versions by itself, unlike other views, so that a change can be told.
+        """
+        dtype = like.dtype
+        view = self._views.get(dtype)
+        if view is None:
+            view = self._views[dtype] = self.flat.view(dtype)
+        return view.as_strided(like.shape, like.stride(), offset // dtype.itemsize).data
+
     def is_shared(self) -> bool:
         """Whether somebody else holds a view: an output, a saved tensor of autograd's, a cache.
 
         Only once nobody does may the memory serve another weight.
         """
-        return self.owners is None or _owners(self.flat) != self.owners
+        return self._owners is None or _owners(self.flat) != self._owners + len(self._views)
 
 
 class Pool:

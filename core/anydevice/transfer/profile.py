@@ -94,6 +94,7 @@ class TransferProfile:
         self._spans: list[Span] = []
         self._watchers: dict[Any, _Watcher] = {}
         self._lock = threading.Lock()
+        self._ended = False
 
     # ------------------------------------------------------------------ results
 
@@ -226,16 +227,19 @@ class TransferProfile:
             setattr(span, field, self._now())
             return
         with self._lock:
+            if self._ended:
+                return
             watcher = self._watchers.get((lane.device, key))
             if watcher is None:
                 watcher = self._watchers[lane.device, key] = _Watcher(lane, self._now)
-        watcher.marks.put((event, span, field))
+            watcher.marks.put((event, span, field))
 
     def _close(self) -> None:
+        with self._lock:
+            self._ended = True
         for watcher in self._watchers.values():
             watcher.marks.put(None)
             watcher.thread.join()
-        self._watchers = {}
 
 
 class _Watcher:

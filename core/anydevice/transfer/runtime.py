@@ -15,6 +15,7 @@ from anydevice.devices import Device
 from anydevice.transfer.lane import Lane
 from anydevice.transfer.layout import lay_out, signature
 from anydevice.transfer.pinning import PinBudget, pin_resting
+from anydevice.transfer.reading import read_ahead
 from anydevice.transfer.shipment import Shipment
 from anydevice.transfer.twins import is_transformed
 
@@ -104,6 +105,11 @@ class Runtime:
         if shipment is not None:
             self._ahead[id(unit)] = shipment
         return shipment is not None
+
+    def read_ahead(self, unit: Unit) -> None:
+        """Have a unit's files read."""
+        tensors = unit.tensors()
+        self.lane(unit.device).stager.submit(lambda: read_ahead(tensors))
 
     def _send(
         self, lane: Lane, unit: Unit, rests: list[torch.Tensor], owner: int, *, ahead: bool

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from anydevice.transfer import profile
-from anydevice.transfer.layout import Layout, bytes_of, tensor_at
+from anydevice.transfer.layout import Layout, bytes_of
+from anydevice.transfer.reading import read_ahead
 from anydevice.transfer.staging import Load, divide
 
 if TYPE_CHECKING:
@@ -73,9 +74,10 @@ class Shipment:
         lane, flat, runs = self.lane, self.buffer.flat, self.layout.runs
         for event in self.buffer.after:  # what was here before has been read
             lane.wait(lane.side, event)
-        if profile.active is not None:
+        recorder = profile.active
+        if recorder is not None:
             nbytes = sum(piece.nbytes for piece in self.layout.pieces)
-            self.span = profile.active.departs(lane, name, nbytes, len(runs), ahead)
+            self.span = recorder.departs(lane, name, nbytes, len(runs), ahead)
         pageable = sum(run.nbytes for run in runs if not run.pinned)
         chunk = lane.stager.prepare(pageable) if pageable and lane.pins else 0
         sources = []
@@ -93,13 +95,16 @@ class Shipment:
             self._finish()
             return
         self._expected = len(loads)
+        staged = [rests[run.weight] for run in runs if not run.pinned]
+        lane.stager.submit(lambda: read_ahead(staged))
         for load in loads:
             lane.stager.send(load, self)
 
     def _finish(self) -> None:
         self.event = self.lane.mark(self.lane.side)
-        if self.span is not None and profile.active is not None:
-            profile.active.arrives(self.span, self.lane, self.event)
+        recorder = profile.active
+        if self.span is not None and recorder is not None:
+            recorder.arrives(self.span, self.lane, self.event)
         self._queued.set()
 
     def is_wanted(self) -> bool:
@@ -146,8 +151,8 @@ class Shipment:
     def data(self, rests: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
         """The weights in the buffer, by their index in ``rests``."""
         assert self.buffer is not None
-        flat = self.buffer.flat
-        return {p.weight: tensor_at(flat, p.offset, rests[p.weight]) for p in self.layout.pieces}
+        buffer = self.buffer
+        return {p.weight: buffer.tensor(p.offset, rests[p.weight]) for p in self.layout.pieces}
 
     def release(self, after: list[Any]) -> None:
         """Give the buffer back: it may be overwritten after these events."""

@@ -6,6 +6,7 @@ A twin must pass for its original inside ``forward``: same class, same attribute
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ __all__ = [
     "is_transformed",
     "make_twin",
     "moves_by_itself",
-    "twin_of_data",
+    "twins_of_data",
     "wants_gradient",
 ]
 
@@ -70,15 +71,32 @@ def make_twin(
         return _standing_for(rest, _cast(data, compute_dtype), device)
 
 
-def twin_of_data(
-    data: torch.Tensor, rest: torch.Tensor, device: Device, compute_dtype: torch.dtype | None
-) -> torch.Tensor:
-    """Make a twin of a copy of the data that is on the device already."""
-    if wants_gradient(rest):
-        arrived: torch.Tensor = _Arrival.apply(rest, data)  # type: ignore[no-untyped-call]
-        return _dress(_cast(arrived, compute_dtype), rest, device)
+def twins_of_data(
+    rests: Sequence[torch.Tensor],
+    data: Mapping[int, torch.Tensor],
+    device: Device,
+    compute_dtype: torch.dtype | None,
+) -> dict[int, torch.Tensor]:
+    """Make twins of copies of the data that are on the device already.
+
+    Args:
+        rests: the tensors that stay where they are.
+        data: the copies, by the index of their original.
+        device: where the copies are.
+        compute_dtype: the dtype of twins of floating-point numbers; None for their own.
+    """
+    graph = torch.is_grad_enabled()
+    twins = {}
     with torch.no_grad():
-        return _standing_for(rest, _cast(data, compute_dtype), device)
+        for index, copy in data.items():
+            rest = rests[index]
+            if not (graph and rest.requires_grad):
+                twins[index] = _standing_for(rest, _cast(copy, compute_dtype), device)
+    for index, copy in data.items():
+        if index not in twins:
+            arrived = _Arrival.apply(rests[index], copy)  # type: ignore[no-untyped-call]
+            twins[index] = _dress(_cast(arrived, compute_dtype), rests[index], device)
+    return twins
 
 
 class _Arrival(torch.autograd.Function):

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from anydevice.devices import Device
+from anydevice.devices import CPU, Device
 from anydevice.errors import UnplacedWeightError
 from anydevice.modules import Slot
 from anydevice.transfer import profile
 from anydevice.transfer.layout import Layout
-from anydevice.transfer.twins import is_lazy, make_twin, twin_of_data
+from anydevice.transfer.reading import is_worth_reading_ahead
+from anydevice.transfer.twins import is_lazy, make_twin, twins_of_data
 from anydevice.transfer.visit import Guest, Visit
 
 if TYPE_CHECKING:
@@ -68,6 +69,8 @@ class Unit:
         self.layout: tuple[Any, Layout] | None = None
         self.was_pinned = False
         self.block: torch.Tensor | None = None
+        #: Whether it computes on the host from weights in files; None: not known yet.
+        self._is_mapped: bool | None = None if self.device == CPU else False
         self._engine._course.add(self)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -104,6 +107,8 @@ class Unit:
             ):
                 self._enter()
                 return
+        if self._is_mapped is not False:
+            self._pass_on_host()
 
     def leave(self) -> None:
         """End what `enter` began; after the last call the resting tensors are back."""
@@ -114,6 +119,8 @@ class Unit:
                     self._leave()
                 else:
                     calls.pop()
+                    if not calls:
+                        del self._held[threading.get_ident()]
 
     def __enter__(self) -> Unit:
         self.enter()
@@ -126,6 +133,16 @@ class Unit:
         traceback: TracebackType | None,
     ) -> None:
         self.leave()
+
+    def _pass_on_host(self) -> None:
+        if self._is_mapped is None:
+            self._is_mapped = is_worth_reading_ahead(self.tensors())
+        if self._is_mapped:
+            self._engine._pass_on_host(self)
+
+    def tensors(self) -> list[torch.Tensor]:
+        """The tensors that stand in the slots now."""
+        return [tensor for slot in self.slots if (tensor := slot.get()) is not None]
 
     # ------------------------------------------------------------------ where something moves
 
@@ -153,18 +170,15 @@ class Unit:
                 del self._held[thread]
             for visit in visits:
                 if visit.part():
-                    self._engine._forget(visit)
-                    visit.end()
+                    self._engine._end(visit)
 
     def _visits(self) -> list[Visit]:
         """The visits that this call needs: those under way, and one for what is missing."""
         standing = self._engine._standing
-        found = {}
-        for slot in self.slots:
-            visit = standing.get(id(slot.get()))
-            if visit is not None:
-                found[id(visit)] = visit
-        visits = list(found.values())
+        visits = []
+        if standing:
+            found = (standing.get(id(slot.get())) for slot in self.slots)
+            visits = list({id(visit): visit for visit in found if visit is not None}.values())
         missing = self._missing()
         if missing:
             visits.append(self._bring(missing))
@@ -172,15 +186,18 @@ class Unit:
 
     def _missing(self) -> list[tuple[int, torch.Tensor]]:
         """Indices of slots whose tensors must come, and these tensors."""
-        standing = self._engine._standing
-        return [
-            (index, tensor)
-            for index, slot in enumerate(self.slots)
-            if (tensor := slot.get()) is not None
-            and id(tensor) not in standing
-            and (tensor.device != self._place or self._is_cast(tensor))
-            and not is_lazy(tensor)
-        ]
+        standing, place = self._engine._standing, self._place
+        missing = []
+        for index, (module, name, is_buffer) in enumerate(self.slots):
+            tensor = (module._buffers if is_buffer else module._parameters).get(name)
+            if (
+                tensor is not None
+                and (tensor.device != place or self._is_cast(tensor))
+                and id(tensor) not in standing
+                and not is_lazy(tensor)
+            ):
+                missing.append((index, tensor))
+        return missing
 
     def missing_tensors(self) -> list[torch.Tensor]:
         """The tensors that must come, each once; none where that cannot be: the call will tell."""
@@ -203,7 +220,8 @@ class Unit:
         self._check(missing)
         lane = self._engine._runtime.lane(self.device)
         rests = list({id(t): t for _, t in missing}.values())
-        span = profile.active.enters(lane, self.name) if profile.active is not None else None
+        recorder = profile.active
+        span = recorder.enters(lane, self.name) if recorder is not None else None
         shipment = self._engine._claim(self, rests)
         if span is not None and shipment is not None:
             span.link = shipment.span
@@ -215,31 +233,30 @@ class Unit:
             raise
         guests = [Guest.of(self.slots[i], rest, twins[id(rest)]) for i, rest in missing]
         visit = Visit(lane, guests, shipment, span)
+        # First: a call on another thread must not take a twin for a weight that stays.
         self._engine._standing.update((id(guest.twin), visit) for guest in guests)
+        visit.begin()
         return visit
 
     def _twins(
         self, rests: list[torch.Tensor], shipment: Shipment | None, lane: Lane
     ) -> dict[int, torch.Tensor]:
-        data = {}
+        twins = {}
         if shipment is not None:
             shipment.arrive(lane.here())
-            data = shipment.data(rests)
-        twins = {}
+            twins = twins_of_data(rests, shipment.data(rests), self.device, self.compute_dtype)
         for i, rest in enumerate(rests):
-            if i in data:
-                twin = twin_of_data(data[i], rest, self.device, self.compute_dtype)
-            else:
-                twin = self._make_twin(rest, lane)
-            twins[id(rest)] = twin
-        return twins
+            if i not in twins:
+                twins[i] = self._make_twin(rest, lane)
+        return {id(rest): twins[i] for i, rest in enumerate(rests)}
 
     def _make_twin(self, rest: torch.Tensor, lane: Lane) -> torch.Tensor:
-        if profile.active is None or rest.device == self._place:
+        recorder = profile.active
+        if recorder is None or rest.device == self._place:
             return self._make_twin_somehow(rest, lane)
-        span = profile.active.travels_alone(lane, self.name, rest.nbytes)
+        span = recorder.travels_alone(lane, self.name, rest.nbytes)
         twin = self._make_twin_somehow(rest, lane)
-        profile.active.now(span)
+        recorder.now(span)
         return twin
 
     def _make_twin_somehow(self, rest: torch.Tensor, lane: Lane) -> torch.Tensor:
@@ -262,4 +279,6 @@ class Unit:
 
 
 #: What a copy of a unit does not take along.
-_RUN_TIME: Final = frozenset({"_held", "_place", "luck", "layout", "was_pinned", "block"})
+_RUN_TIME: Final = frozenset(
+    {"_held", "_place", "luck", "layout", "was_pinned", "block", "_is_mapped"}
+)

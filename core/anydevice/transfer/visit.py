@@ -68,7 +68,10 @@ class Visit:
         self._span = span
         self._stream = lane.here()  # the twins are ready for its later work
         self._readers: list[tuple[Any, Any]] = []  # streams that have used them, and until when
-        for guest in guests:
+
+    def begin(self) -> None:
+        """Put the twins into their slots."""
+        for guest in self.guests:
             guest.slot.put(guest.twin)
 
     def join(self) -> None:
@@ -91,8 +94,9 @@ class Visit:
     def end(self) -> None:
         """Put the resting tensors back, and give the device's memory back."""
         here = self._lane.here()
-        if self._span is not None and profile.active is not None:
-            profile.active.leaves(self._span, self._lane)
+        recorder = profile.active
+        if self._span is not None and recorder is not None:
+            recorder.leaves(self._span, self._lane)
         for _, event in self._readers:
             self._lane.wait(here, event)  # for what they changed, too
         try:
@@ -110,7 +114,7 @@ class Visit:
         failure: Exception | None = None
         while guests:
             try:
-                self._rest_again(guests.pop(0), busy, written)
+                self._rest_again(guests.pop(), busy, written)
             except Exception as error:  # noqa: BLE001 - every slot must get its tensor back
                 failure = failure or error
         if failure is not None:
@@ -118,33 +122,32 @@ class Visit:
 
     def _rest_again(self, guest: Guest, busy: set[int], written: set[int]) -> None:
         slot, rest, twin = guest.slot, guest.rest, guest.twin
-        now = slot.table.get(slot.name, _GONE)
+        table = slot.table
+        now = table.get(slot.name)
         if now is twin:
-            slot.put(rest)
-            if id(twin) not in written and (guest.changed() or _is_state(slot, busy)):
+            table[slot.name] = rest
+            if id(twin) not in written:
                 written.add(id(twin))
-                _write_back(slot, rest, twin)
-            if len(twin.__dict__) or guest.attributes:
+                if guest.changed():
+                    _write_back(slot, rest, twin)
+                elif slot.is_buffer and _is_doubtful(slot.module, busy):
+                    _write_differences_back(rest, twin)
+            if guest.attributes or twin.__dict__:
                 attributes_back(twin, rest, guest.attributes)
-        elif isinstance(now, torch.Tensor) and now.device == self._lane.place:
+        elif now is not None and now.device == self._lane.place:
             _settle(slot, now, rest.device)
 
 
-_GONE: Any = object()
+def _is_doubtful(module: nn.Module, busy: set[int]) -> bool:
+    """Whether a module may have changed its buffers without their versions telling.
 
-
-def _is_state(slot: Slot, busy: set[int]) -> bool:
-    """Whether a buffer may have been changed without its version telling.
-
-    Batch norm's kernel updates the running statistics so. It counts its batches in a buffer beside
-    them, so a buffer whose neighbour changed is taken to have changed.
+    Batch norm's kernel updates the running statistics so; it counts its batches in a buffer beside
+    them, which tells. Others write to ``buffer.data`` while they are trained.
     """
-    if not slot.is_buffer:
-        return False
-    module = slot.module
-    return id(module) in busy or (
-        module.training and isinstance(module, nn.modules.batchnorm._NormBase)
-    )
+    if id(module) in busy:
+        return True
+    is_norm = isinstance(module, nn.modules.batchnorm._NormBase)
+    return module.training and (is_norm or torch.is_grad_enabled())
 
 
 def _write_back(slot: Slot, rest: torch.Tensor, twin: torch.Tensor) -> None:
@@ -153,6 +156,13 @@ def _write_back(slot: Slot, rest: torch.Tensor, twin: torch.Tensor) -> None:
             rest.copy_(twin)
         else:
             exchange(slot, move_tensor(twin.detach(), parse_device(rest.device)))
+
+
+def _write_differences_back(rest: torch.Tensor, twin: torch.Tensor) -> None:
+    with torch.inference_mode(rest.is_inference()), torch.no_grad():
+        value = move_tensor(twin.detach(), parse_device(rest.device)).to(rest.dtype)
+        if not torch.equal(value, rest):
+            rest.copy_(value)
 
 
 def _settle(slot: Slot, new: torch.Tensor, device: torch.device) -> None:
