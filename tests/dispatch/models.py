@@ -55,7 +55,7 @@ class Attention(nn.Module):
 
 
 class Branches(nn.Module):
-    """Several children in a ModuleDict, one of them perhaps used twice; a counter changed in place."""
+    """Several children in a ModuleDict, one perhaps used twice; a counter changed in place."""
 
     def __init__(self, children: list[nn.Module]):
         super().__init__()

@@ -53,7 +53,7 @@ class Places:
         """
         read = DeviceMap(placement)
         for device in read.devices:
-            resolve_device(device)
+            resolve_device(str(device))
         if main_device is not None:
             main = resolve_device(main_device)
         else:

@@ -67,7 +67,8 @@ class _Node:
     name: str
     module: nn.Module
     place: Device | None  # where it runs
-    own: list[tuple[str, Slot]]  # its own weights that rest elsewhere
+    own: list[tuple[str, Slot]]  # its own weights
+    away: list[tuple[str, Slot]]  # those of them that rest elsewhere
     places: set[Device | None]  # where it and its parts run
     size: int  # bytes that rest elsewhere, of it and its parts
     block_below: bool
@@ -116,8 +117,9 @@ class _Attaching:
         if forced is None and type(module).__name__ in self.preload:
             forced = place = place or self.layout.main
         target = (place or self.layout.main).torch
-        own = [(n, s) for n, s in _direct_slots(name, module) if _is_away(s, target)]
-        node = _Node(name, module, place, own, {place}, 0, False, False, [])
+        own = list(_direct_slots(name, module))
+        away = [(n, s) for n, s in own if _is_away(s, target)]
+        node = _Node(name, module, place, own, away, {place}, 0, False, False, [])
         self.nodes[id(module)] = node
         dot = f"{name}." if name else ""
         for child_name, child in module._modules.items():
@@ -129,7 +131,7 @@ class _Attaching:
             node.size += below.size
             node.block_below |= below.block_below or below.name in self.blocks
             node.shared_below |= below.shared_below or id(child) in self.shared
-        seen = {id(s.get()): s for _, s in own}
+        seen = {id(s.get()): s for _, s in away}
         mine = sum(tensor_bytes(t) for s in seen.values() if (t := s.get()) is not None)
         node.size += mine
         self.usual = max(self.usual, mine, node.size if name in self.blocks else 0)
@@ -177,14 +179,16 @@ class _Attaching:
 
     def _bring_parts(self, node: _Node, in_block: bool, root: bool) -> None:
         """Its own weights around its own forward, each part by itself."""
-        slots = node.own + [named for part in _uncalled(node) for named in part.own]
+        nodes = [node, *_uncalled(node)]
+        slots = [named for part in nodes for named in part.own]
         if node.callable or root:
-            unit = self._unit(node, slots) if slots else None
+            unit = self._unit(node, slots) if any(part.away for part in nodes) else None
             self._hook(node, unit, [s for _, s in slots], glue=True, root=root)
         for child in node.children:
             self._visit(child, in_block)
 
     def _unit(self, node: _Node, slots: list[tuple[str, Slot]]) -> Unit:
+        """A unit of all the slots, also those that are in place: they may be assigned to later."""
         return self.engine.unit(node.name, slots, node.place or self.layout.main)
 
     def _hook(
