@@ -116,3 +116,10 @@ def test_a_hub_repo_comes_through_its_cache(tiny_llama, tmp_path, monkeypatch):
     assert type(model) is tf.LlamaForCausalLM
     with pytest.raises(CheckpointNotFoundError, match="someone/other"):
         anydevice.from_pretrained(None, "someone/other", device_map="cpu")
+
+
+def test_inputs_may_come_from_the_host_though_the_whole_model_is_elsewhere(tiny_llama, sim):
+    model = anydevice.from_pretrained(None, tiny_llama, device_map="sim:1")
+    assert {p.device for p in model.parameters()} == {torch.device("sim:1")}
+    with torch.no_grad():
+        assert model(ids()).logits.device == torch.device("cpu")

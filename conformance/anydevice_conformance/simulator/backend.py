@@ -39,6 +39,13 @@ class SimulatorBackend(DeviceBackend):
         """How many devices `simulator.configure` made; 0 while it is not installed."""
         return int(self.module.device_count()) if self.is_available() else 0
 
+    def why_unavailable(self) -> str:
+        """How to have one."""
+        name = installed_name()
+        if name is not None and name != self.device_type:
+            return f"the simulator plays {name!r} in this process"
+        return f"not started: set {ENVIRONMENT_VARIABLE}=1, or call simulator.configure()"
+
 
 @hookimpl
 def anydevice_backends() -> list[DeviceBackend]:

@@ -58,7 +58,9 @@ def from_pretrained(
         allow_missing: initialise weights that the checkpoint lacks as the model does for training,
             with a warning, in place of an error.
         progress: show a progress bar.
-        **dispatch_options: passed on to `anydevice.load_checkpoint_and_dispatch`.
+        **dispatch_options: passed on to `anydevice.load_checkpoint_and_dispatch`. ``force_hooks`` is
+            True unless given, so that inputs may come from any device, also when the whole model is
+            on one.
 
     Returns:
         The model, with ``hf_device_map`` set, and ``anydevice_placement`` (a `Placement`).
@@ -77,6 +79,7 @@ def from_pretrained(
     chosen = _class(transformers, model_class, config)
     model = _empty_model(chosen, config, dtype, trust_remote_code)
     checkpoint = adapt(model, open_checkpoint(folder, variant=variant))
+    dispatch_options.setdefault("force_hooks", True)
     if allow_missing:
         _initialise_missing(model, checkpoint)
     dispatch_checkpoint(
