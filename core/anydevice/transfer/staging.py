@@ -126,7 +126,10 @@ class Stager:
             self._readers = concurrent.futures.ThreadPoolExecutor(
                 _READERS, "anydevice-reader", initializer=torch.get_num_threads
             )
-        self._readers.submit(work)
+        try:
+            self._readers.submit(work)
+        except RuntimeError:  # the interpreter is about to end, and no thread may begin
+            work()
 
     def close(self, *, wait: bool) -> None:
         """End the readers, and let the chunks go."""
