@@ -14,6 +14,7 @@ from anydevice.errors import ModelError, UnplacedWeightError
 from anydevice.hooks.base import ModelHook
 from anydevice.hooks.glue import with_glue, without_glue
 from anydevice.hooks.resting import gather_weights
+from anydevice.hooks.writeback import Copies
 from anydevice.modules import Slot, iter_slots
 from anydevice.tensors import all_on_device, find_device, move_tensor, send_to_device
 from anydevice.transfer import Engine, Unit
@@ -80,6 +81,8 @@ class AlignDevicesHook(ModelHook):
         self._planned = False
         # Devices of the inputs of calls that are under way, by thread.
         self._inputs: dict[int, list[torch.device | None]] = {}
+        # Containers copied for a call that is about to run, by thread.
+        self._copies: dict[int, Copies] = {}
 
     @classmethod
     def planned(
@@ -128,7 +131,7 @@ class AlignDevicesHook(ModelHook):
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy has no calls under way."""
-        return {**self.__dict__, "_inputs": {}}
+        return {**self.__dict__, "_inputs": {}, "_copies": {}}
 
     # ------------------------------------------------------------------ attaching
 
@@ -186,11 +189,11 @@ class AlignDevicesHook(ModelHook):
                 calls = self._inputs.setdefault(threading.get_ident(), [])
                 calls.append(find_device((args, kwargs)))
             target = self._target
-            if target is not None and not (
-                all_on_device(args, target) and (not kwargs or all_on_device(kwargs, target))
-            ):
+            if target is not None and not _are_there(args, kwargs, target):
+                given = (args, kwargs)
                 args = send_to_device(args, target, skip_keys=self.skip_keys)
                 kwargs = send_to_device(kwargs, target, skip_keys=self.skip_keys)
+                self._copies[threading.get_ident()] = Copies(given, (args, kwargs))
         except BaseException:
             self._leave()
             raise
@@ -204,12 +207,19 @@ class AlignDevicesHook(ModelHook):
         kwargs: dict[str, Any],
     ) -> Any:
         """Run the forward with or without glue, as planned."""
-        if self.glue is None:
-            return forward(*args, **kwargs)
-        return (with_glue if self.glue else without_glue)(forward, args, kwargs)
+        copies = self._copies.pop(threading.get_ident(), None) if self._copies else None
+        try:
+            if self.glue is None:
+                return forward(*args, **kwargs)
+            return (with_glue if self.glue else without_glue)(forward, args, kwargs)
+        finally:
+            if copies is not None:
+                copies.write_back()
 
     def post_forward(self, module: nn.Module, output: Any) -> Any:
         """Let the weights rest again; send the output to the input's device where asked."""
+        if self.unit is None and not self.io_same_device:
+            return output
         device = self._leave()
         if device is not None:
             return send_to_device(output, device, skip_keys=self.skip_keys)
@@ -264,6 +274,23 @@ class AlignDevicesHook(ModelHook):
         ]
 
 
+def _are_there(args: tuple[Any, ...], kwargs: dict[str, Any], target: torch.device) -> bool:
+    """Whether no argument has to move: a few comparisons, as it is asked at every call."""
+    for item in args:
+        if type(item) is torch.Tensor:
+            if item.device != target:
+                return False
+        elif not all_on_device(item, target):
+            return False
+    for item in kwargs.values():
+        if type(item) is torch.Tensor:
+            if item.device != target:
+                return False
+        elif not all_on_device(item, target):
+            return False
+    return True
+
+
 class _Alias:
     """A place outside of the tables of a module in which one of its weights stands as well.
 
@@ -279,7 +306,9 @@ class _Alias:
         attributes = self.module.__dict__
         if self.key is None:
             attributes[self.attribute] = self.slot.get()
-        elif type(holder := attributes.get(self.attribute)) in (list, dict):
+            return
+        holder = attributes.get(self.attribute)
+        if isinstance(holder, (list, dict)):
             holder[self.key] = self.slot.get()
 
 

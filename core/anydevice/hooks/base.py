@@ -23,6 +23,9 @@ HOOK = "_hf_hook"
 ORIGINAL = "_old_forward"
 
 
+_is_compiling = torch.compiler.is_compiling
+
+
 class ModelHook:
     """Something to do before and after a module's forward; unlike torch's hooks, with its kwargs.
 
@@ -205,22 +208,8 @@ class HookedForward:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the hook's events around the module's own forward."""
-        if torch.compiler.is_compiling():
+        if _is_compiling():
             return _outside_the_graph(self, args, kwargs)
-        return self._run(args, kwargs)
-
-    @property
-    def __wrapped__(self) -> Callable[..., Any]:
-        """The module's own forward."""
-        original: Callable[..., Any] = self.module.__dict__[ORIGINAL]
-        return original
-
-    @property
-    def __name__(self) -> str:
-        """As the module's own."""
-        return "forward"
-
-    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         module = self.module
         state = module.__dict__
         hook: ModelHook = state[HOOK]
@@ -234,10 +223,21 @@ class HookedForward:
             return _drive(hook, module, output)
         return hook.post_forward(module, output)
 
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        """The module's own forward."""
+        original: Callable[..., Any] = self.module.__dict__[ORIGINAL]
+        return original
+
+    @property
+    def __name__(self) -> str:
+        """As the module's own."""
+        return "forward"
+
 
 def _outside_the_graph(forward: HookedForward, args: Any, kwargs: Any) -> Any:
-    run = torch.compiler.disable(HookedForward._run)  # type: ignore[no-untyped-call]
-    return run(forward, args, kwargs)
+    run = torch.compiler.disable(HookedForward.__call__)  # type: ignore[no-untyped-call]
+    return run(forward, *args, **kwargs)
 
 
 # The compiler must not enter it either. (Its decorator would import the compiler with anydevice.)
