@@ -1,4 +1,4 @@
-"""Marks for checks."""
+"""Marks for checks; `anydevice_conformance.pytest_plugin` makes them known to pytest."""
 
 from __future__ import annotations
 
@@ -6,15 +6,7 @@ from typing import Final
 
 import pytest
 
-__all__ = ["LINES", "needs", "slow", "two_devices"]
-
-#: For ``pytest --strict-markers``.
-LINES: Final = (
-    "anydevice_needs(capability): the check is for backends that claim it",
-    "anydevice_slow: left out by --quick",
-    "anydevice_two_devices: the check needs two devices of the type",
-)
-
+__all__ = ["needs", "slow", "two_devices"]
 
 def needs(capability: str) -> pytest.MarkDecorator:
     """The check is for backends that claim ``capability``; elsewhere it is "not claimed"."""

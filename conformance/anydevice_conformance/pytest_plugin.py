@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pytest
 
-_MARKS_MODULE = "anydevice_conformance.marks"
+#: The marks of the suite's checks, for ``--strict-markers``.
+MARKERS = (
+    "anydevice_needs(capability): the check is for backends that claim it",
+    "anydevice_slow: left out by --quick",
+    "anydevice_two_devices: the check needs two devices of the type",
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -38,7 +43,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Start the session plugin, if a backend was named."""
+    """Name the marks; start the session plugin, if a backend was named."""
+    for line in MARKERS:
+        config.addinivalue_line("markers", line)
     if config.getoption("--anydevice-backend"):
         from anydevice_conformance import session
 

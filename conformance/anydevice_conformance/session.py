@@ -15,7 +15,7 @@ import pytest
 from anydevice import registry
 from anydevice.errors import AnyDeviceError
 
-from anydevice_conformance import marks, stamps
+from anydevice_conformance import stamps
 from anydevice_conformance.journal import Journal
 from anydevice_conformance.outcomes import NoHardware, NotClaimed, _Outcome, left_out
 from anydevice_conformance.specification import GROUPS
@@ -41,8 +41,6 @@ def configure(config: pytest.Config) -> None:
     Raises:
         pytest.UsageError: the backend cannot be had.
     """
-    for line in marks.LINES:
-        config.addinivalue_line("markers", line)
     if config.pluginmanager.has_plugin(PLUGIN_NAME):  # a caller brought its own
         return
     session = Session(

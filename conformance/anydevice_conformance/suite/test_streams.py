@@ -120,13 +120,14 @@ def test_STR_005_copy_then_compute(subject: Subject, index: int) -> None:
     source = torch.arange(300_000.0)
     if subject.capabilities.pinned_memory:
         source = backend.pin_memory(source)
-    for _ in range(2):
-        side, current = backend.new_stream(index), backend.current_stream(index)
+    for user in (backend.current_stream(index), backend.new_stream(index)):
+        side = backend.new_stream(index)
         with backend.use_stream(side):
             busy = work.run()
             there = subject.put(source, index, non_blocking=True)
-        backend.wait_event(current, backend.record_event(side))
-        found = subject.fetch(there * 2)
+        backend.wait_event(user, backend.record_event(side))
+        with backend.use_stream(user):
+            found = subject.fetch(there * 2)
         backend.synchronize(index)
         assert torch.equal(found, source * 2), "the weight was not there"
         del busy, there

@@ -1,0 +1,120 @@
+"""Faults of collectives: of the host's, since it has some."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from anydevice_conformance.mutants.gallery import Fault, mutant, patched
+
+
+class _Collective(Fault):
+    """Changes one function of torch.distributed, in the processes of the check."""
+
+    function = ""
+
+    def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Do it wrong."""
+        raise NotImplementedError
+
+    def patches(self) -> list[Any]:
+        def change(real: Callable[..., Any]) -> Callable[..., Any]:
+            return lambda *args, **kwargs: self.changed(real, *args, **kwargs)
+
+        return [patched(dist, self.function, change)]
+
+
+@mutant("COL-001", base="cpu")
+class UnknownName(Fault):
+    """The backend that is named is not there."""
+
+    collective_backend = "foccl"
+
+
+@mutant("COL-002", base="cpu")
+class Averages(_Collective):
+    """`all_reduce` averages."""
+
+    function = "all_reduce"
+
+    def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        result = real(*args, **kwargs)
+        if args[0].numel() > 1:
+            args[0].copy_((args[0].double() / 2).to(args[0].dtype))
+        return result
+
+
+@mutant("COL-002", base="cpu")
+class IntegersAreNotReduced(_Collective):
+    """`all_reduce` leaves int64 as it is."""
+
+    function = "all_reduce"
+
+    def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return None if args[0].dtype is torch.int64 else real(*args, **kwargs)
+
+
+@mutant("COL-003", base="cpu")
+class BroadcastsASum(_Collective):
+    """`broadcast` is a sum with zeros: negative zeros are lost."""
+
+    function = "broadcast"
+
+    def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        real(*args, **kwargs)
+        args[0].add_(0.0)
+
+
+@mutant("COL-003", base="cpu")
+class BroadcastsTheLast(_Collective):
+    """`broadcast` sends the last rank's values."""
+
+    function = "broadcast"
+
+    def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return real(args[0], src=dist.get_world_size() - 1)
+
+
+@mutant("COL-004", base="cpu")
+class GathersBackwards(_Collective):
+    """`all_gather` gives the pieces in reverse order."""
+
+    function = "all_gather"
+
+    def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return real(args[0][::-1], *args[1:], **kwargs)
+
+
+@mutant("COL-005", base="cpu")
+class BarrierIsOpen(_Collective):
+    """`barrier` does not wait."""
+
+    function = "barrier"
+
+    def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return None
+
+
+@mutant("COL-006", base="cpu")
+class ReducedLate(_Collective):
+    """`all_reduce` returns before the result is there, and nothing waits for it."""
+
+    function = "all_reduce"
+
+    def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if args[0].numel() < 10_000:
+            return real(*args, **kwargs)
+        result = args[0].clone()
+        real(result)
+
+        def deliver() -> None:
+            time.sleep(0.2)
+            args[0].copy_(result)
+
+        threading.Thread(target=deliver).start()
+        return None

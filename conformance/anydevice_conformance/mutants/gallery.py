@@ -1,0 +1,127 @@
+"""Where mutants are kept, and how one is put in place."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import importlib
+import os
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, Final
+from unittest import mock
+
+from anydevice import registry
+from anydevice.backend import DeviceBackend
+
+from anydevice_conformance.children import MUTANT_VARIABLE
+
+__all__ = ["Fault", "Mutant", "gallery", "install", "installed", "mutant", "patched"]
+
+_MODULES: Final = (
+    "discovery",
+    "memory",
+    "movement",
+    "out_of_memory",
+    "streams",
+    "pinned_memory",
+    "random_numbers",
+    "dtypes",
+    "collectives",
+    "inference",
+)
+_found: dict[str, Mutant] = {}
+
+
+class Fault(DeviceBackend):
+    """Base of the faults. What a fault cannot do as a method, it patches."""
+
+    #: Changes to the registry's record.
+    record_changes: ClassVar[dict[str, Any]] = {}
+
+    def patches(self) -> list[Any]:
+        """Context managers that are entered while the mutant is in place."""
+        return []
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutant:
+    """A fault, and what must catch it.
+
+    Attributes:
+        name: of its class.
+        paragraph: the id of the paragraph that it breaks.
+        fault: the class.
+        base: the device type whose right backend is broken.
+        flag: whether it is caught by a flag, not by a failure.
+        big: whether it needs several GiB and some time.
+    """
+
+    name: str
+    paragraph: str
+    fault: type[Fault]
+    base: str = "sim"
+    flag: bool = False
+    big: bool = False
+
+    @property
+    def story(self) -> str:
+        """What the fault is."""
+        return " ".join((self.fault.__doc__ or "").split())
+
+
+def mutant(
+    paragraph: str, *, base: str = "sim", flag: bool = False, big: bool = False
+) -> Callable[[type[Fault]], type[Fault]]:
+    """Add a fault to the gallery."""
+
+    def add(fault: type[Fault]) -> type[Fault]:
+        name = fault.__name__
+        if name in _found:
+            raise ValueError(f"two mutants are named {name}")
+        _found[name] = Mutant(name, paragraph, fault, base, flag, big)
+        return fault
+
+    return add
+
+
+@functools.cache
+def gallery() -> dict[str, Mutant]:
+    """All mutants by name."""
+    for module in _MODULES:
+        importlib.import_module(f"anydevice_conformance.mutants.{module}")
+    return dict(_found)
+
+
+@contextlib.contextmanager
+def installed(name: str) -> Iterator[registry.BackendRecord]:
+    """Have a mutant in the right backend's place while the context lasts, in child processes too."""
+    found = gallery()[name]
+    right = registry.get_backend(found.base)
+    (record,) = [r for r in registry.list_backends() if r.backend is right]
+    broken: Any = type(name, (found.fault, type(right)), {})()
+    changes = {"backend": broken, **found.fault.record_changes}
+    before = {field: getattr(record, field) for field in changes}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.dict(os.environ, {MUTANT_VARIABLE: name}))
+        for patch in broken.patches():
+            stack.enter_context(patch)
+        try:
+            vars(record).update(changes)
+            yield record
+        finally:
+            vars(record).update(before)
+
+
+_kept = contextlib.ExitStack()
+
+
+def install(name: str) -> None:
+    """Put a mutant in place for the rest of the process."""
+    _kept.enter_context(installed(name))
+
+
+def patched(
+    owner: Any, name: str, change: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Any:
+    """A patch that puts ``change(original)`` in an attribute's place."""
+    return mock.patch.object(owner, name, change(getattr(owner, name)))

@@ -1,0 +1,1 @@
+"""Faults that show in whole jobs."""
