@@ -152,7 +152,7 @@ def _swap(old: torch.Tensor, value: torch.Tensor, requires_grad: bool) -> None:
     could not reach the Parameter any more.
     """
     new = torch.Tensor._make_subclass(type(old), value, requires_grad)
-    if old.requires_grad and old.is_leaf and old._use_count() > 1:
+    if old.requires_grad and old.is_leaf and old._use_count() > 1:  # type: ignore[attr-defined]
         node = torch.autograd.graph.get_gradient_edge(old).node
         node.register_prehook(_refuse_gradient)
     hooks = getattr(old, "_post_accumulate_grad_hooks", None)

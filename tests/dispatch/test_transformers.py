@@ -1,4 +1,4 @@
-"""Small random models of transformers, spread under tight budgets, give what the plain model gives."""
+"""Small random models of transformers, spread under tight budgets, give what plain ones give."""
 
 from __future__ import annotations
 
