@@ -379,3 +379,33 @@ def test_memory_that_was_just_freed_is_not_written_to_while_it_is_read(
         model(inputs)
         right.append(bool((after.cpu() == 1).all()))
     assert all(right) is waits
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_memory_that_is_given_back_is_not_written_to_any_more(sim, make, x, monkeypatch, waits):
+    from anydevice.transfer.lane import Lane
+
+    wait = Lane.wait
+
+    def forget(self, stream, event):
+        if stream is self.side:
+            wait(self, stream, event)
+
+    right = []
+    for seed in range(12):
+        sim.configure(devices=1, memory="64MiB", mode="random", seed=seed)
+        model = make(make_blocks(3), prefetch_depth=2)
+        model(x.to("sim:0"))
+        with torch.no_grad():
+            model.units[0].enter()
+            model.units[0].leave()
+        assert model.engine._runtime._ahead
+        sizes = [s.buffer.nbytes for s in model.engine._runtime._ahead.values()]
+        with monkeypatch.context() as patch:
+            if not waits:
+                patch.setattr(Lane, "wait", forget)
+            model.engine.close()  # what is under way writes to memory that is free now
+            others = [torch.full((n // 4,), 7.0, device="sim:0") for n in sizes * 2]
+        torch.sim.synchronize(0)
+        right += [bool((t.cpu() == 7).all()) for t in others]
+    assert all(right) is waits
