@@ -208,7 +208,7 @@ class Oracle:
 
     def room(self, where: list[Any]) -> int:
         """What the main device must keep for visitors, in the placement's shape."""
-        most = max(self.budgets[d] for d in self.accelerators)
+        most = max([self.budgets[d] for d in self.accelerators], default=0)
         rest = [i for i, d in zip(self.items, where, strict=True) if d in ("cpu", "disk")]
         units = [i.unit if self.p.whole and i.unit <= most else i.leaf for i in rest]
         return self.p.ahead * max([u for u in units if u <= most], default=0)
@@ -231,16 +231,21 @@ class Oracle:
         )
 
     def contiguous(self, where: list[Any], device: Any, room: int) -> bool:
-        """One run on a device; only what it could never hold may stand in between."""
+        """One run on a device; in between is only what it could never hold, on a slower tier."""
         mine = [i for i, d in enumerate(where) if d == device]
-        limit = self.budgets[device]
+        limit, there = self.budgets[device], set()
         if device == self.main(where):
-            resident = {t for i in mine for t in self.items[i].tensors}
-            buffers = self.used(where, device)[device] - sum(self.sizes[t] for t in resident)
-            limit -= room + buffers
-        return all(
-            where[i] == device or self.items[i].size > limit for i in range(mine[0], mine[-1] + 1)
-        )
+            limit -= room
+            if not self.p.offload_buffers:  # buffers of this and slower tiers are there in any case
+                pairs = zip(self.items, where, strict=True)
+                there = {t for i, d in pairs if d in ("cpu", "disk", device) for t in i.buffers}
+                limit -= sum(self.sizes[t] for t in there)
+
+        def passed_over(i: int) -> bool:
+            added = sum(size for t, size in self.items[i].tensors.items() if t not in there)
+            return where[i] in ("cpu", "disk") and added > limit
+
+        return all(where[i] == device or passed_over(i) for i in range(mine[0], mine[-1] + 1))
 
     def moves_up(self) -> Iterator[tuple[Item, Any]]:
         """Moves of one item to a faster tier that break no law."""
@@ -253,10 +258,8 @@ class Oracle:
                 if tiers.get(faster, 0) < tiers.get(d, 0):
                     new = [*self.where]
                     new[i] = faster
-                    main = self.main(new)
-                    if self.within_budgets(new, main) and self.contiguous(
-                        new, faster, self.room(new)
-                    ):
+                    fits = self.within_budgets(new, self.main(new))
+                    if fits and self.contiguous(new, faster, self.room(new)):
                         yield self.items[i], faster
 
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from anydevice.placement.blocks import Block, Inventory
 
-__all__ = ["Bundle", "bundle_blocks", "visit_bytes"]
+__all__ = ["Bundle", "bundle_blocks", "visit_bytes", "without_buffers"]
 
 #: A block follows the one that it is tied to when at least this share of its bytes is tied.
 _FOLLOWS: Final = 0.5
@@ -107,3 +107,11 @@ def visit_bytes(block: Block, sizes: list[int], offload_buffers: bool) -> int:
     """Bytes that a block brings to the executing device when it visits."""
     size = sum(sizes[t] for t in block.parameters)
     return size + sum(sizes[t] for t in block.buffers) if offload_buffers else size
+
+
+def without_buffers(bundle: Bundle, sizes: list[int]) -> Bundle:
+    """A bundle as it weighs on a device that does not hold its buffers, or does in any case."""
+    buffers = sum(sizes[t] for t in bundle.buffers)
+    shared = {t: s for t, s in bundle.shared.items() if t not in bundle.buffers}
+    size = bundle.size - buffers
+    return dataclasses.replace(bundle, size=size, shared=shared, alone=size - sum(shared.values()))

@@ -16,7 +16,11 @@ _MAX_ORDERED: Final = 8
 
 
 def fill(
-    bundles: Sequence[Bundle], capacities: Sequence[int], reserve: int = 0, share: bool = False
+    bundles: Sequence[Bundle],
+    capacities: Sequence[int],
+    reserve: int = 0,
+    share: bool = False,
+    light: Sequence[Bundle] | None = None,
 ) -> list[int | None]:
     """Fill the devices of a tier, in order, with bundles, in order.
 
@@ -25,65 +29,87 @@ def fill(
         capacities: bytes of each device.
         reserve: bytes to keep free on the first device that takes anything.
         share: let a bundle that does not fit go back to a device that the walk has left.
+        light: the bundles as they weigh on the first device, where that holds their buffers in any
+            case (and ``reserve`` counts those).
 
     Returns:
         For each bundle the device's index, or None. What holds no bytes goes with its neighbour.
     """
-    where: list[int | None] = [None] * len(bundles)
-    left = list(capacities)
-    held: list[set[int]] = [set() for _ in capacities]
-    unused = list(range(len(capacities)))
-    current: int | None = None  # where the run is
-    main: int | None = None
-    closed: list[int] = []
-
-    def cost(bundle: Bundle, device: int) -> int:
-        present = held[device]
-        return bundle.alone + sum(s for t, s in bundle.shared.items() if t not in present)
-
-    def take(i: int, device: int) -> None:
-        left[device] -= cost(bundles[i], device)
-        held[device].update(bundles[i].shared)
-        where[i] = device
-
+    walk = _Walk(capacities, reserve, share)
+    where: list[int | None] = []
     for i, bundle in enumerate(bundles):
-        if not bundle.size:
-            where[i] = where[i - 1] if i else None
-            continue
-        if current is not None and cost(bundle, current) <= left[current]:
-            take(i, current)
-            continue
-        spare = reserve if main is None else 0
-        device = next((d for d in unused if bundle.size <= capacities[d] - spare), None)
-        if device is not None:
-            if main is None:
-                main = device
-                left[main] -= reserve
-            if current is not None:
-                closed.append(current)
-            current = device
-            unused.remove(device)
-            take(i, device)
-            continue
-        if (
-            share
-            and (back := next((d for d in closed if cost(bundle, d) <= left[d]), None)) is not None
-        ):
-            take(i, back)
-        elif current is not None and not share:
-            whole = capacities[current] - (reserve if current == main else 0)
-            if bundle.size <= whole:  # full, not passed over: the run ends
-                closed.append(current)
-                current = None
-    return _with_neighbours(bundles, where)
-
-
-def _with_neighbours(bundles: Sequence[Bundle], where: list[int | None]) -> list[int | None]:
-    """Let empty bundles at the front go with the first that holds something."""
+        if bundle.size:
+            where.append(walk.place(bundle, bundle if light is None else light[i]))
+        else:
+            where.append(where[-1] if where else None)
     first = next((i for i, b in enumerate(bundles) if b.size), None)
-    if first is not None:
+    if first is not None:  # empty ones at the front go with the first that holds something
         where[:first] = [where[first]] * first
     return where
+
+
+class _Walk:
+    """The devices of a tier while they are filled."""
+
+    def __init__(self, capacities: Sequence[int], reserve: int, share: bool) -> None:
+        self.reserve, self.share = reserve, share
+        #: Bytes that a device can take when empty, and that it can take now.
+        self.whole, self.left = list(capacities), list(capacities)
+        self.held: list[set[int]] = [set() for _ in capacities]
+        self.unused = list(range(len(capacities)))
+        self.closed: list[int] = []
+        self.main: int | None = None
+        self.current: int | None = None  # where the run is
+
+    def place(self, bundle: Bundle, light: Bundle) -> int | None:
+        """Take the next bundle; None when no device can."""
+        current = self.current
+        if current is not None:
+            weight = light if current == self.main else bundle
+            if self._fits(weight, current):
+                return self._take(weight, current)
+        if (device := self._open(bundle, light)) is not None:
+            return device
+        if self.share:
+            for device in self.closed:
+                weight = light if device == self.main else bundle
+                if self._fits(weight, device):
+                    return self._take(weight, device)
+        elif current is not None and weight.size <= self.whole[current]:
+            self.closed.append(current)  # full, not passed over: the run ends
+            self.current = None
+        return None
+
+    def _open(self, bundle: Bundle, light: Bundle) -> int | None:
+        """Begin a run on the first unused device that can hold a bundle."""
+        first = self.main is None
+        weight, spare = (light, self.reserve) if first else (bundle, 0)
+        device = next((d for d in self.unused if weight.size <= self.whole[d] - spare), None)
+        if device is None:
+            return None
+        if first:
+            self.main = device
+            self.whole[device] -= spare
+            self.left[device] -= spare
+        if self.current is not None:
+            self.closed.append(self.current)
+        self.current = device
+        self.unused.remove(device)
+        return self._take(weight, device)
+
+    def _cost(self, bundle: Bundle, device: int) -> int:
+        if not bundle.shared:
+            return bundle.alone
+        present = self.held[device]
+        return bundle.alone + sum(s for t, s in bundle.shared.items() if t not in present)
+
+    def _fits(self, bundle: Bundle, device: int) -> bool:
+        return self._cost(bundle, device) <= self.left[device]
+
+    def _take(self, bundle: Bundle, device: int) -> int:
+        self.left[device] -= self._cost(bundle, device)
+        self.held[device].update(bundle.shared)
+        return device
 
 
 def fits_all(bundles: Sequence[Bundle], capacities: Sequence[int]) -> list[int] | None:

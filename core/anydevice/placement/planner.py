@@ -5,7 +5,8 @@ Blocks are taken in execution order, and each tier (accelerators, then the host,
 takes what it can before the next one does.
 
 1. *One run a device.* An accelerator's blocks follow one another, so that activations cross to it
-   once. Only a block that it could not hold even when empty is passed over without ending the run.
+   once. Only a block that it could not hold even when empty, and that no other accelerator takes,
+   is passed over without ending the run.
 2. *No budget is exceeded.* A tied weight counts once on each device that holds a name of it.
 3. *Room for visitors.* A block that rests on the host or the disk is brought to the executing
    device when it runs. That device (the first accelerator that holds anything) keeps room for the
@@ -28,7 +29,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from anydevice.placement.blocks import Inventory
-from anydevice.placement.bundles import Bundle, bundle_blocks
+from anydevice.placement.bundles import Bundle, bundle_blocks, without_buffers
 from anydevice.placement.filling import fill, fits_all
 from anydevice.placement.lifting import lift
 
@@ -196,32 +197,41 @@ def _with_room(
 ) -> _Tier | None:
     """Fill the accelerators so that what is left over can visit; None if it cannot."""
     most = max(capacities)
+    light = None if offload_buffers else [without_buffers(b, sizes) for b in bundles]
 
     def visitor(bundle: Bundle) -> int:
         return _visits(bundle, shape, most)
 
-    def need(where: Where) -> int:
+    def room(where: Where) -> int:
         rest = (b for b, d in zip(bundles, where, strict=True) if d is None)
-        return shape.ahead * max(map(visitor, rest), default=0) + kept(where)
+        return shape.ahead * max(map(visitor, rest), default=0)
 
     def kept(where: Where) -> int:
-        return 0 if offload_buffers else _buffers_kept(bundles, where, sizes)
+        return 0 if offload_buffers else _buffers(bundles, where, sizes, resident=False)
 
-    where, reserve = settle(bundles, capacities, need, share)
+    def need(where: Where) -> int:
+        return room(where) + kept(where)
+
+    def reserve_for(where: Where) -> int:
+        buffers = 0 if offload_buffers else _buffers(bundles, where, sizes, resident=True)
+        return room(where) + buffers
+
+    where, reserve = settle(bundles, capacities, reserve_for, share, light)
+    spare = reserve - reserve_for(where)  # kept though not needed: runs were ended by it
     while True:
         rest = [i for i, d in enumerate(where) if d is None and bundles[i].size]
         largest = max(rest, key=lambda i: visitor(bundles[i]), default=None)
         better = None if largest is None else lift(bundles, where, largest, capacities, need, share)
         if better is None:
             break
-        where, reserve = better, need(better)
+        where, spare = better, 0
     main = next((d for d in where if d is not None), None)
     if main is None:
         main = next((d for d, size in enumerate(capacities) if size >= reserve), None)
         if main is None:
             return None
     resident = sum(b.size for b, d in zip(bundles, where, strict=True) if d is not None)
-    return _Tier(where, main, reserve - kept(where), shape, resident)
+    return _Tier(where, main, room(where) + spare, shape, resident)
 
 
 def settle(
@@ -229,6 +239,7 @@ def settle(
     capacities: Sequence[int],
     need: Callable[[Where], int],
     share: bool = False,
+    light: Sequence[Bundle] | None = None,
 ) -> tuple[Where, int]:
     """Fill a tier so that the first device used keeps the room that what is left over needs.
 
@@ -237,7 +248,7 @@ def settle(
     """
     reserve = 0
     while True:
-        where = fill(bundles, capacities, reserve, share)
+        where = fill(bundles, capacities, reserve, share, light)
         wanted = need(where)
         if wanted <= reserve:
             return where, reserve
@@ -253,14 +264,25 @@ def _visits(bundle: Bundle, shape: Shape, most: int) -> int:
     return unit if unit <= most else 0
 
 
-def _buffers_kept(bundles: Sequence[Bundle], where: Where, sizes: list[int]) -> int:
-    """Bytes of the buffers of what is left over, which stay on the first device used."""
-    kept = {t for b, d in zip(bundles, where, strict=True) if d is None for t in b.buffers}
-    if not kept:
+def _buffers(bundles: Sequence[Bundle], where: Where, sizes: list[int], *, resident: bool) -> int:
+    """Bytes of the buffers of what is left over, which stay on the first device used.
+
+    Args:
+        bundles: all of a tier's.
+        where: their devices.
+        sizes: bytes of each tensor.
+        resident: count the buffers of what rests on that device too; else only what is added to it.
+    """
+    if not any(b.buffers for b in bundles):
         return 0
     main = next((d for d in where if d is not None), None)
-    pairs = zip(bundles, where, strict=True)
-    there = {t for b, d in pairs if d is not None and d == main for t in b.shared}
+    kept: set[int] = set()
+    there: set[int] = set()
+    for bundle, d in zip(bundles, where, strict=True):
+        if d is None or (resident and d == main):
+            kept.update(bundle.buffers)
+        if d is not None and d == main:
+            there.update(t for t in bundle.shared if not resident or t not in bundle.buffers)
     return sum(sizes[t] for t in kept - there)
 
 
@@ -281,30 +303,23 @@ def _fill_host(
     """
     if capacity is None:
         return [None] * len(bundles), 0
-    if not offload_buffers and has_main:
-        bundles = [_without_buffers(b, sizes) for b in bundles]
+    light = None if offload_buffers else [without_buffers(b, sizes) for b in bundles]
+    if light is not None and has_main:  # buffers are on an accelerator
+        bundles, light = light, None
     everything = fill(bundles, [capacity])
     if all(d is not None or not b.size for b, d in zip(bundles, everything, strict=True)):
         return [0] * len(bundles), 0
 
-    def kept(where: Where) -> int:
-        return 0 if offload_buffers or has_main else _buffers_kept(bundles, where, sizes)
+    def buffers(where: Where) -> int:
+        return 0 if light is None else _buffers(bundles, where, sizes, resident=True)
 
     def need(where: Where) -> int:
         rest = (b for b, d in zip(bundles, where, strict=True) if d is None)
-        return max((_visits(b, Shape(True, 1), capacity) for b in rest), default=0) + kept(where)
+        return max((_visits(b, Shape(True, 1), capacity) for b in rest), default=0) + buffers(where)
 
-    where, reserve = settle(bundles, [capacity], need)
+    where, reserve = settle(bundles, [capacity], need, light=light)
     if all(d is None for d in where):  # a host too small for that: better used than left empty
-        where, reserve = settle(bundles, [capacity], kept)
+        where, reserve = settle(bundles, [capacity], buffers, light=light)
     if reserve > capacity:
         raise _BuffersDoNotFit
-    return where, reserve - kept(where)
-
-
-def _without_buffers(bundle: Bundle, sizes: list[int]) -> Bundle:
-    """A bundle as it weighs on the host when its buffers are on the executing device."""
-    buffers = sum(sizes[t] for t in bundle.buffers)
-    shared = {t: s for t, s in bundle.shared.items() if t not in bundle.buffers}
-    size = bundle.size - buffers
-    return dataclasses.replace(bundle, size=size, shared=shared, alone=size - sum(shared.values()))
+    return where, reserve - buffers(where)
