@@ -1,5 +1,7 @@
 #include "streams.h"
 
+#include <ATen/Parallel.h>
+
 #include <algorithm>
 #include <new>
 #include <thread>
@@ -93,6 +95,7 @@ void random_step(Lock& lock) {
 void start_worker(SimStream* s) {
   s->has_worker = true;
   std::thread([s] {
+    at::init_num_threads();  // as many as the host's kernels use: sums divided alike are equal
     Lock lock(runtime().mutex);
     for (;;) {
       runtime().changed.wait(lock, [&] { return threaded() && !s->queue.empty() && !s->busy; });
