@@ -51,25 +51,28 @@ class CpuOffload(ModelHook):
         """Send the previous model back, bring this one and its inputs to the device."""
         if self.prev_module_hook is not None and self.prev_module_hook.hook is not self:
             self.prev_module_hook.offload()
-        for weight in _weights(module, self._device):
-            if not weight.is_there:
-                host = weight.tensor.detach()
-                weight.move()
-                if host.device == CPU.torch:
-                    self._kept[id(weight.tensor)] = (host, _mark(weight.tensor))
+        # Weights outlive the inference mode that they may be called in, and count their changes.
+        with torch.inference_mode(False):
+            for weight in _weights(module, self._device):
+                if not weight.is_there:
+                    host = weight.tensor.detach()
+                    weight.move()
+                    if host.device == CPU.torch:
+                        self._kept[id(weight.tensor)] = (host, _mark(weight.tensor))
         args = send_to_device(args, self._device)
         return args, send_to_device(kwargs, self._device)
 
     def offload(self, module: nn.Module) -> None:
         """Send the model to the host."""
-        for weight in _weights(module, CPU):
-            kept = self._kept.pop(id(weight.tensor), None)
-            if weight.is_there:
-                continue
-            if kept is not None and kept[1] == _mark(weight.tensor):
-                weight.hold(kept[0])
-            else:
-                weight.move()
+        with torch.inference_mode(False):
+            for weight in _weights(module, CPU):
+                kept = self._kept.pop(id(weight.tensor), None)
+                if weight.is_there:
+                    continue
+                if kept is not None and kept[1] == _mark(weight.tensor):
+                    weight.hold(kept[0])
+                else:
+                    weight.move()
         self._kept.clear()
 
 
