@@ -66,16 +66,21 @@ def load_from_rank0(
         plan = plan_for(source)
         kind = Loading if dist.get_rank() == 0 else _Receiving
         loading = kind(model, source, plan, options, bar)
-    assert loading is not None
     agreement.require()
+    assert loading is not None
     wanted = _wanted_by_any(source, loading.plan)
     messages = list(_pack({name: source[name] for name in wanted}))
     bar.begin(sum(message.nbytes for message in messages), "Broadcasting")
+    channel: _Channel | None = None
+    with _Agreement("make room for its weights") as agreement:
+        channel = _Channel(messages, 2 if dist.get_rank() == 0 else 1)
+    agreement.require()
+    assert channel is not None
     with _Agreement("load its weights") as agreement:
         if isinstance(loading, _Receiving):
-            loading.receive(messages)
+            loading.receive(messages, channel)
         else:
-            _send(source, messages, bar)
+            _send(source, messages, channel, bar)
         loading.prepare()
     try:
         agreement.require()
@@ -251,9 +256,8 @@ def _message_device() -> Device:
     return Device(kinds[0], int(module.current_device()))
 
 
-def _send(source: Checkpoint, messages: list[_Message], bar: Progress) -> None:
+def _send(source: Checkpoint, messages: list[_Message], channel: _Channel, bar: Progress) -> None:
     """Rank 0: fill one message while the one before it travels."""
-    channel = _Channel(messages, 2)
     travelling: Any = None
     failure: Exception | None = None
     for turn, message in enumerate(messages):
@@ -284,7 +288,7 @@ class _Receiving(Loading):
 
     checkpoint: _Described
 
-    def receive(self, messages: list[_Message]) -> None:
+    def receive(self, messages: list[_Message], channel: _Channel) -> None:
         """Take part in all broadcasts, and keep what is this rank's.
 
         Raises:
@@ -293,10 +297,7 @@ class _Receiving(Loading):
         by_name: dict[str, list[Target]] = {}
         for target in self.plan.targets:
             by_name.setdefault(target.name, []).append(target)
-            if target.info.nbytes == 0:
-                self.values[target] = _empty(target)
         whole = set(_whole_names(self.checkpoint, self.plan))
-        channel = _Channel(messages, 1)
         failure: Exception | None = None
         for turn, message in enumerate(messages):
             parcel, status = channel.parcel(turn, message.nbytes)
@@ -324,6 +325,9 @@ class _Receiving(Loading):
     def prepare(self) -> None:
         """Write what is for the disk; all else was received."""
         try:
+            for target in self.plan.targets:
+                if target not in self.values:  # without elements: nothing came
+                    self.values[target] = _empty(target)
             self.write([t for t in self.plan.targets if t.device == DISK], self.values)
         except Exception as error:
             raise self.explain(error) from error
