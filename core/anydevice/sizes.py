@@ -80,9 +80,8 @@ def tensor_bytes(tensor: torch.Tensor, dtype: DtypeLike | None = None) -> int:
     """
     own = tensor.dtype
     if dtype is None or dtype is own:
-        parts = getattr(tensor, "__tensor_flatten__", None)
-        if parts is not None:
-            return sum(tensor_bytes(getattr(tensor, name)) for name in parts()[0])
+        if hasattr(tensor, "__tensor_flatten__"):
+            return sum(tensor_bytes(getattr(tensor, part)) for part in tensor.__tensor_flatten__()[0])
         if own not in _PACKED_BITS:
             return _elements(tensor) * own.itemsize
         dtype = own
@@ -125,9 +124,12 @@ def tie_key(tensor: torch.Tensor) -> Hashable:
 
 
 def _elements(tensor: torch.Tensor) -> int:
-    if isinstance(tensor, (nn.UninitializedParameter, nn.UninitializedBuffer)):
-        raise ModelError(f"a {type(tensor).__name__} has no shape yet: run its lazy module once")
-    return tensor._nnz() if tensor.layout is torch.sparse_coo else tensor.numel()
+    try:
+        return tensor._nnz() if tensor.layout is torch.sparse_coo else tensor.numel()
+    except ValueError:  # torch's own message speaks of anything but sizes
+        raise ModelError(
+            f"a {type(tensor).__name__} has no shape yet: run its lazy module once"
+        ) from None
 
 
 # ---------------------------------------------------------------------- modules

@@ -10,6 +10,7 @@ from torch import nn
 
 from anydevice import registry
 from anydevice.backend import Capabilities, DeviceBackend, MemoryInfo
+from anydevice.devices import CPU, Device
 from anydevice.errors import BudgetError, DoesNotFitError, ModelError, UnknownDeviceError
 from anydevice.placement import get_max_memory, infer_auto_device_map, parse_bytes
 
@@ -99,12 +100,11 @@ def test_disk_may_be_forbidden_or_capped() -> None:
 
 
 class Fake(DeviceBackend):
+    """Two devices of a type that torch does not know: good enough to be planned for."""
+
     device_type = "fake"
     free: int | None = 1000
     count = 2
-
-    def device_count(self) -> int:
-        return self.count
 
     def memory_info(self, index: int) -> MemoryInfo:
         if self.free is None:
@@ -112,40 +112,25 @@ class Fake(DeviceBackend):
         return MemoryInfo(self.free + index, 2 * self.free)
 
 
-class Host(DeviceBackend):
+class Host(Fake):
     device_type = "cpu"
     priority = 0
-
-    def device_count(self) -> int:
-        return 1
-
-    def memory_info(self, index: int) -> MemoryInfo:
-        return MemoryInfo(1500, 9999)
+    free = 1500
+    count = 1
 
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Make a machine of fake devices; torch need not know them, as nothing is put there."""
+    """Make this a machine with the devices of some fake backends, and a host."""
 
-    def make(*backends: DeviceBackend) -> None:
-        records = [
-            registry.BackendRecord("x", "x", "1", b.device_type, b) for b in (*backends, Host())
-        ]
-        monkeypatch.setattr(registry._registry, "_records", records)
-        devices = [
-            torch.device("meta", i) if False else _Named(b.device_type, i)
-            for b in backends
-            for i in range(b.device_count())
-        ]
-        monkeypatch.setattr(registry, "available_devices", lambda: [*devices, torch.device("cpu")])
+    def make(*backends: Fake) -> None:
+        known = {b.device_type: b for b in (*backends, Host())}
+        devices = [Device(b.device_type, i) for b in backends for i in range(b.count)]
+        monkeypatch.setattr(registry, "available_devices", lambda: [*devices, CPU])
+        monkeypatch.setattr(registry, "primary_type", lambda: backends[0].device_type)
+        monkeypatch.setattr(registry, "get_backend", lambda kind: known[str(kind)])
 
     return make
-
-
-def _Named(kind: str, index: int) -> Any:
-    from anydevice.devices import Device
-
-    return Device(kind, index)
 
 
 def test_devices_are_measured(machine: Any) -> None:

@@ -271,10 +271,12 @@ def _check_disk(placement: Placement, bins: Sequence[Budget]) -> None:
     if disk.size is None or used <= disk.size:
         return
     said = ", ".join(f"{b.key}: {format_bytes(b.size)}" for b in bins[:-1] if b.size)
+    room = sum(placement.room.values())
+    kept = f" ({format_bytes(room)} of them for blocks that visit)" if room else ""
     raise DoesNotFitError(
         f"{placement.model} does not fit: {format_bytes(used)} are left over, and the disk "
         + (f"may take {format_bytes(disk.size)}" if disk.size else "is not to be used")
-        + f". Budgets for weights: {said}. Raise one, allow the disk, or pass a smaller dtype."
+        + f". Budgets: {said}{kept}. Raise one, allow the disk, or pass a smaller dtype."
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from anydevice.placement.bundles import Bundle
 
@@ -12,7 +12,7 @@ __all__ = ["lift"]
 def lift(
     bundles: Sequence[Bundle],
     where: Sequence[int | None],
-    largest: int,
+    candidates: Iterable[int],
     capacities: Sequence[int],
     need: Callable[[list[int | None]], int],
     share: bool,
@@ -26,7 +26,7 @@ def lift(
     Args:
         bundles: all of a tier's.
         where: their devices; None for what is left over.
-        largest: the bundle that needs most room.
+        candidates: what to try to move, in this order.
         capacities: bytes of each device.
         need: bytes that the first device used keeps free, when the bundles are so placed.
         share: whether a device may have more than one run.
@@ -34,44 +34,38 @@ def lift(
     Returns:
         The better placement; None when there is none.
     """
-    for i, device in _candidates(bundles, where, largest, capacities, need):
-        moved = [*where]
-        moved[i] = device
-        main = next(d for d in moved if d is not None)
-        kept = need(moved)
-        left = list(capacities)
-        left[main] -= kept
-        for d, held in enumerate(_held(bundles, moved, len(capacities))):
-            left[d] -= sum(held.values())
-        limit = capacities[device] - (kept if device == main else 0)
-        if min(left) >= 0 and (share or _one_run(bundles, moved, device, limit)):
-            return moved
+    devices = range(len(capacities))
+    held = _held(bundles, where, len(capacities))
+    left = [capacities[d] - sum(held[d].values()) for d in devices]
+    for i in candidates:
+        for device in devices:
+            new = sum(size for t, size in bundles[i].shared.items() if t not in held[device])
+            if bundles[i].alone + new > left[device]:
+                continue
+            moved = [*where]
+            moved[i] = device
+            if _is_lawful(bundles, moved, device, capacities, need(moved), share):
+                return moved
     return None
 
 
-def _candidates(
+def _is_lawful(
     bundles: Sequence[Bundle],
     where: Sequence[int | None],
-    largest: int,
+    device: int,
     capacities: Sequence[int],
-    need: Callable[[list[int | None]], int],
-) -> Iterator[tuple[int, int]]:
-    """Moves worth a closer look: the largest, and what by its ties fits into what is left."""
-    devices = range(len(capacities))
-    yield from ((largest, d) for d in devices)
-    tied = [i for i, d in enumerate(where) if d is None and bundles[i].size and bundles[i].shared]
-    if not tied:
-        return
-    main = next((d for d in where if d is not None), None)
-    held = _held(bundles, where, len(capacities))
-    left = [capacities[d] - sum(held[d].values()) for d in devices]
-    if main is not None:
-        left[main] -= need([*where])
-    for i in tied:
-        for d in devices:
-            new = sum(size for t, size in bundles[i].shared.items() if t not in held[d])
-            if bundles[i].alone + new <= left[d]:
-                yield i, d
+    kept: int,
+    share: bool,
+) -> bool:
+    """Whether no budget is exceeded, and ``device`` has one run."""
+    main = next(d for d in where if d is not None)
+    left = [
+        size - sum(held.values())
+        for size, held in zip(capacities, _held(bundles, where, len(capacities)), strict=True)
+    ]
+    left[main] -= kept
+    limit = capacities[device] - (kept if device == main else 0)
+    return min(left) >= 0 and (share or _one_run(bundles, where, device, limit))
 
 
 def _held(

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from anydevice.placement.blocks import Inventory
 from anydevice.placement.bundles import Bundle, bundle_blocks, without_buffers
@@ -34,6 +34,9 @@ from anydevice.placement.filling import fill, fits_all
 from anydevice.placement.lifting import lift
 
 __all__ = ["Plan", "Shape", "plan_blocks"]
+
+#: How many blocks are moved up after the walk at most; each takes a look at all of them.
+_MAX_LIFTS: Final = 64
 
 Where: TypeAlias = list[int | None]
 
@@ -218,10 +221,14 @@ def _with_room(
 
     where, reserve = settle(bundles, capacities, reserve_for, share, light)
     spare = reserve - reserve_for(where)  # kept though not needed: runs were ended by it
-    while True:
+    for step in range(_MAX_LIFTS):
         rest = [i for i, d in enumerate(where) if d is None and bundles[i].size]
-        largest = max(rest, key=lambda i: visitor(bundles[i]), default=None)
-        better = None if largest is None else lift(bundles, where, largest, capacities, need, share)
+        if step == 0:  # the walk has seen that the others do not fit, but for ties and the largest
+            rest = [
+                *sorted(rest, key=lambda i: -visitor(bundles[i]))[:1],
+                *(i for i in rest if bundles[i].shared),
+            ]
+        better = lift(bundles, where, rest, capacities, need, share)
         if better is None:
             break
         where, spare = better, 0
