@@ -45,9 +45,8 @@ def dispatch_model(
 
     Everything that can be checked is checked before a weight moves. Parameters stay the same
     objects: ties, attributes and optimizers that hold them live on. Offloaded weights rest in the
-        module as
-    host tensors, in RAM or mapped from a file, so reading, saving, loading and copying the model
-    work as ever. `undispatch` undoes it.
+    module as host tensors, in RAM or mapped from a file, so reading, saving, loading and copying
+    the model work as ever. `undispatch` undoes it.
 
     Args:
         model: changed in place.
@@ -135,6 +134,7 @@ def hook_model(
         main=places.main,
         blocks=find_blocks(model, no_split),
         preload=preload,
+        resting=places.rest,
         limits={device: size // max(1, places.placement.ahead) for device, size in room.items()},
         skip_keys=skip_keys,
     )

@@ -47,6 +47,7 @@ class AlignDevicesHook(ModelHook):
             without it.
         unit: weights that travel together, made by the caller; by default the hook makes its own.
         engine: the engine of a unit that the hook makes; by default one of its own.
+        passes: the engine that shall be told where calls of the whole model begin and end.
         glue: True moves tensors of operators in the module's own code to one device, False stops an
             outer module's doing so, None changes nothing (`anydevice.hooks.glue`).
     """
@@ -64,6 +65,7 @@ class AlignDevicesHook(ModelHook):
         *,
         unit: Unit | None = None,
         engine: Engine | None = None,
+        passes: Engine | None = None,
         glue: bool | None = None,
     ) -> None:
         self.execution_device = execution_device
@@ -76,9 +78,11 @@ class AlignDevicesHook(ModelHook):
         self.tied_params_map = tied_params_map
         self.unit = unit
         self.engine = engine
+        self.passes = passes
         self.glue = glue
         self._aliases: list[_Alias] = []
         self._planned = False
+        self._loading: Any = None
         # Devices of the inputs of calls that are under way, by thread.
         self._inputs: dict[int, list[torch.device | None]] = {}
         # Containers copied for a call that is about to run, by thread.
@@ -91,6 +95,7 @@ class AlignDevicesHook(ModelHook):
         *,
         unit: Unit | None = None,
         slots: Sequence[Slot] = (),
+        passes: Engine | None = None,
         glue: bool | None = None,
         offload: bool = False,
         io_same_device: bool = False,
@@ -102,6 +107,7 @@ class AlignDevicesHook(ModelHook):
             execution: where the module runs; None leaves inputs alone.
             unit: what travels for its forward.
             slots: the unit's slots, where the unit is this module's to begin.
+            passes: see the class.
             glue: see the class.
             offload: whether any of its weights is offloaded.
             io_same_device: see the class.
@@ -113,6 +119,7 @@ class AlignDevicesHook(ModelHook):
             io_same_device=io_same_device,
             skip_keys=skip_keys,
             unit=unit,
+            passes=passes,
             glue=glue,
         )
         hook._planned = True
@@ -137,6 +144,9 @@ class AlignDevicesHook(ModelHook):
 
     def init_hook(self, module: nn.Module) -> nn.Module:
         """Put the module's weights where they rest."""
+        if self.passes is not None:
+            register: Any = module.register_load_state_dict_pre_hook
+            self._loading = register(_settle)
         if self._planned or (self.execution_device is None and not self.offload):
             return module
         device = self._device(module)
@@ -179,8 +189,15 @@ class AlignDevicesHook(ModelHook):
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Bring weights and arguments to the execution device; what is there stays as it is."""
         unit = self.unit
+        if self.passes is not None:
+            self.passes.begin_pass()
         if unit is not None:
-            unit.enter()
+            try:
+                unit.enter()
+            except BaseException:
+                if self.passes is not None:
+                    self.passes.end_pass()
+                raise
         try:
             if self._aliases:
                 for alias in self._aliases:
@@ -242,6 +259,9 @@ class AlignDevicesHook(ModelHook):
         """Leave the weights where they rest."""
         self.unit = None
         self._aliases = []
+        if self._loading is not None:
+            self._loading.remove()
+            self.passes = self._loading = None
         return module
 
     def _leave(self) -> torch.device | None:
@@ -258,6 +278,8 @@ class AlignDevicesHook(ModelHook):
             self.unit.leave()
             for alias in self._aliases:
                 alias.follow()
+        if self.passes is not None:
+            self.passes.end_pass()
         return device
 
     def _stray(self, module: nn.Module) -> list[tuple[str, torch.device]]:
@@ -289,6 +311,15 @@ def _are_there(args: tuple[Any, ...], kwargs: dict[str, Any], target: torch.devi
         elif not all_on_device(item, target):
             return False
     return True
+
+
+def _settle(module: nn.Module, *_args: Any) -> None:
+    """Before values are loaded into page-locked weights: what still reads the old has to end."""
+    hook = getattr(module, "_hf_hook", None)
+    for part in getattr(hook, "hooks", (hook,)):
+        passes = getattr(part, "passes", None)
+        if passes is not None:
+            passes.settle()
 
 
 class _Alias:

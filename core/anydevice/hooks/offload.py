@@ -13,6 +13,7 @@ from anydevice.hooks.base import ModelHook, remove_hook_from_module
 from anydevice.hooks.resting import Weight, gather_weights
 from anydevice.modules import iter_slots
 from anydevice.tensors import send_to_device
+from anydevice.transfer import carry, page_lock
 
 __all__ = ["CpuOffload", "UserCpuOffloadHook"]
 
@@ -53,14 +54,21 @@ class CpuOffload(ModelHook):
             self.prev_module_hook.offload()
         # Weights outlive the inference mode that they may be called in, and count their changes.
         with torch.inference_mode(False):
-            for weight in _weights(module, self._device):
-                if not weight.is_there:
-                    host = weight.tensor.detach()
-                    weight.move()
-                    if host.device == CPU.torch:
-                        self._kept[id(weight.tensor)] = (host, _mark(weight.tensor))
+            self._bring([w for w in _weights(module, self._device) if not w.is_there])
         args = send_to_device(args, self._device)
         return args, send_to_device(kwargs, self._device)
+
+    def _bring(self, weights: list[Weight]) -> None:
+        """Queue the copies of all weights together; the device may still compute meanwhile."""
+        for weight in weights:
+            weight.check_value()
+        page_lock([w.tensor for w in weights if w.tensor.device == CPU.torch], self._device)
+        resting = [weight.tensor.detach() for weight in weights]
+        arrived = carry(resting, self._device)
+        for weight, host, new in zip(weights, resting, arrived, strict=True):
+            weight.hold(new)
+            if host.device == CPU.torch:
+                self._kept[id(weight.tensor)] = (host, _mark(weight.tensor))
 
     def offload(self, module: nn.Module) -> None:
         """Send the model to the host."""

@@ -61,14 +61,22 @@ class Weight:
         for slot in self.slots[1:]:
             slot.put(new)
 
-    def move(self) -> None:
-        """Bring it where it shall rest.
+    def check_value(self) -> None:
+        """Make sure that there is a value to move.
 
         Raises:
             ModelError: it is on meta.
         """
         if self.tensor.is_meta:
             raise ModelError(f"{self.names[0]} is on meta: it has no value to move to {self.rest}")
+
+    def move(self) -> None:
+        """Bring it where it shall rest.
+
+        Raises:
+            ModelError: it is on meta.
+        """
+        self.check_value()
         if not self.is_there:
             device = self.rest if self.rest.is_accelerator else CPU
             self.hold(move_tensor(self.tensor.detach(), device))

@@ -44,6 +44,7 @@ class Layout:
         main: where a module runs whose parts decide, as far as its own weights are concerned.
         blocks: full names of modules that are brought as a whole.
         preload: class names of modules that are brought as a whole however large.
+        resting: where a weight rests by plan.
         limits: most bytes of one unit, by device; no limit by default.
         skip_keys: see `AlignDevicesHook`.
         io_same_device: whether the outermost module's output follows its input.
@@ -54,6 +55,7 @@ class Layout:
     main: Device
     blocks: Collection[str] = ()
     preload: Collection[str] = ()
+    resting: Callable[[str, Slot], Device] | None = None
     limits: Mapping[Device, int] = dataclasses.field(default_factory=dict)
     skip_keys: str | list[str] | None = None
     io_same_device: bool = True
@@ -189,7 +191,11 @@ class _Attaching:
 
     def _unit(self, node: _Node, slots: list[tuple[str, Slot]]) -> Unit:
         """A unit of all the slots, also those that are in place: they may be assigned to later."""
-        return self.engine.unit(node.name, slots, node.place or self.layout.main)
+        device = node.place or self.layout.main
+        rest = self.layout.resting
+        places = {rest(n, s) for n, s in slots if _is_away(s, device.torch)} if rest else set()
+        resting = places.pop() if len(places) == 1 else None
+        return self.engine.unit(node.name, slots, device, resting=resting)
 
     def _hook(
         self,
@@ -207,6 +213,7 @@ class _Attaching:
             node.place if not same else node.place or self.layout.main,
             unit=unit,
             slots=slots or (),
+            passes=self.engine if root else None,
             glue=glue,
             offload=unit is not None,
             io_same_device=same,

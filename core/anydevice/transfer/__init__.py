@@ -1,8 +1,16 @@
 """When weights move: one place decides, and hooks ask it. See docs/transfers.md."""
 
-from anydevice.transfer.carrying import carry
+from anydevice.transfer.carrying import carry, page_lock
 from anydevice.transfer.engine import Engine
 from anydevice.transfer.profile import TransferProfile, UnitTransfers, profile_transfers
 from anydevice.transfer.unit import Unit
 
-__all__ = ["Engine", "TransferProfile", "Unit", "UnitTransfers", "carry", "profile_transfers"]
+__all__ = [
+    "Engine",
+    "TransferProfile",
+    "Unit",
+    "UnitTransfers",
+    "carry",
+    "page_lock",
+    "profile_transfers",
+]

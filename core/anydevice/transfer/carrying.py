@@ -8,12 +8,14 @@ from typing import Final
 
 import torch
 
+from anydevice import registry
 from anydevice.devices import Device
 from anydevice.tensors import move_tensor
 from anydevice.transfer.lane import Lane
 from anydevice.transfer.layout import align, bytes_of, tensor_at, travels_as_bytes
+from anydevice.transfer.pinning import PinBudget, pin_resting
 
-__all__ = ["carry"]
+__all__ = ["carry", "page_lock"]
 
 #: Tensors share device memory in groups of about so many bytes: it is given back by groups.
 _GROUP: Final = 64 << 20
@@ -49,6 +51,21 @@ def carry(tensors: Sequence[torch.Tensor], device: Device) -> list[torch.Tensor]
             _carry_group(group, lane, found)
         lane.wait(lane.here(), lane.mark(lane.side if together else None))
     return [found[id(tensor)] for tensor in tensors]
+
+
+def page_lock(tensors: Sequence[torch.Tensor], device: Device) -> None:
+    """Page-lock resting tensors, once, so that `carry` need not stop the host for them.
+
+    Where the device does not claim page-locked memory, or too little host memory is free, they stay
+    as they are; so do views of files.
+
+    Args:
+        tensors: on the host; each keeps its identity, and its data moves.
+        device: where they will be carried to.
+    """
+    backend = registry.get_backend(device.torch)
+    if device.is_accelerator and backend.capabilities.pinned_memory:
+        pin_resting(tensors, backend, PinBudget(None), mapped=False)
 
 
 def _lane(device: Device) -> Lane:

@@ -101,25 +101,34 @@ class Engine:
 
     @contextlib.contextmanager
     def forward(self) -> Iterator[None]:
-        """A call of the whole model: tells where a pass begins and ends.
+        """A call of the whole model, as `begin_pass` and `end_pass`."""
+        self.begin_pass()
+        try:
+            yield
+        finally:
+            self.end_pass()
+
+    def begin_pass(self) -> None:
+        """Say that this thread begins a call of the whole model; calls may be nested.
 
         Without it the engine guesses. Nothing is brought ahead across the end of a pass, where the
         weights may be changed in ways that nobody can see (``weight.data.mul_(2)``).
         """
-        thread = threading.get_ident()
         with self._lock:
-            lap = self._lap(thread)
+            lap = self._lap(threading.get_ident())
             if lap.depth == 0:
                 self._finish(lap)
             lap.depth += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                lap.depth -= 1
-                if lap.depth == 0:
-                    self._finish(lap)
-                    self._laps.pop(thread, None)
+
+    def end_pass(self) -> None:
+        """Say that the call has ended, also when it failed."""
+        thread = threading.get_ident()
+        with self._lock:
+            lap = self._lap(thread)
+            lap.depth -= 1
+            if lap.depth == 0:
+                self._finish(lap)
+                self._laps.pop(thread, None)
 
     def settle(self) -> None:
         """Wait until nothing that travels reads resting weights any more.
