@@ -1,0 +1,209 @@
+import collections
+import os
+import pickle
+import struct
+import sys
+import zipfile
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from anydevice.checkpoint import open_checkpoint
+from anydevice.checkpoint.mapped import backing_of
+from anydevice.errors import CheckpointError, CorruptCheckpointError, UnsafeCheckpointError
+
+
+class Code:
+    """What a hostile file carries: unpickling it runs a command."""
+
+    def __reduce__(self):
+        return (os.system, ("touch pwned",))
+
+
+class Config:
+    """What a careless file carries: an object of some class."""
+
+
+@pytest.fixture
+def state():
+    base = torch.arange(12.0).view(3, 4)
+    return collections.OrderedDict(
+        {
+            "a": base,
+            "rows": base[1:],
+            "turned": base.t(),
+            "ints": torch.tensor([1, 2, 3]),
+            "half": torch.ones(3, dtype=torch.bfloat16),
+            "scalar": torch.tensor(2.0),
+            "empty": torch.zeros(0, 3),
+            "parameter": torch.nn.Parameter(torch.ones(2)),
+        }
+    )
+
+
+@pytest.mark.parametrize("new_format", [True, False], ids=["zip", "legacy"])
+def test_both_formats(new_format, state, tmp_path):
+    path = tmp_path / "m.bin"
+    torch.save(state, path, _use_new_zipfile_serialization=new_format)
+    checkpoint = open_checkpoint(path)
+    assert list(checkpoint) == list(state)
+    for name, tensor in state.items():
+        found = checkpoint.tensor(name)
+        assert found.dtype == tensor.dtype
+        assert torch.equal(found, tensor)
+        assert not found.requires_grad
+        assert checkpoint[name].shape == tuple(tensor.shape)
+        assert checkpoint[name].file == str(path)
+
+
+def test_zip_tensors_are_mapped_and_legacy_ones_are_not(state, tmp_path):
+    torch.save(state, tmp_path / "m.bin")
+    checkpoint = open_checkpoint(tmp_path / "m.bin")
+    mapped = {n for n in checkpoint if backing_of(checkpoint.tensor(n)) is not None}
+    assert mapped == set(state) - {"empty", "turned"}
+    offset = checkpoint["a"].offset
+    assert checkpoint["rows"].offset == offset + 16
+    raw = (tmp_path / "m.bin").read_bytes()
+    assert raw[offset : offset + 48] == state["a"].numpy().tobytes()
+    torch.save(state, tmp_path / "old.bin", _use_new_zipfile_serialization=False)
+    old = open_checkpoint(tmp_path / "old.bin")
+    assert all(info.offset is None for info in old.values())
+
+
+def test_nothing_is_read_at_opening(tmp_path):
+    path = tmp_path / "m.bin"
+    torch.save({"w": torch.ones(4 << 20)}, path)
+    checkpoint = open_checkpoint(path)
+    assert backing_of(checkpoint.tensor("w")).nbytes == 16 << 20
+    assert checkpoint.tensor("w").untyped_storage().nbytes() == 16 << 20
+
+
+def test_other_entries_are_kept_apart(tmp_path):
+    torch.save({"w": torch.ones(2), "norm._extra_state": {"scale": 3}}, tmp_path / "m.pt")
+    checkpoint = open_checkpoint(tmp_path / "m.pt")
+    assert list(checkpoint) == ["w"]
+    assert checkpoint.extras == {"norm._extra_state": {"scale": 3}}
+
+
+def test_a_state_dict_inside(tmp_path):
+    torch.save({"epoch": 3, "state_dict": {"w": torch.ones(2)}}, tmp_path / "m.ckpt")
+    assert list(open_checkpoint(tmp_path / "m.ckpt")) == ["w"]
+    torch.save({"epoch": 3, "net": {"w": torch.ones(2)}, "opt": {"lr": 1.0}}, tmp_path / "m.ckpt")
+    with pytest.raises(CorruptCheckpointError, match=r"'net'.*torch\.save"):
+        open_checkpoint(tmp_path / "m.ckpt")
+
+
+@pytest.mark.parametrize("content", [torch.ones(2), [torch.ones(2)], 3, {1: torch.ones(2)}])
+def test_what_is_no_state_dict(content, tmp_path):
+    torch.save(content, tmp_path / "m.pt")
+    with pytest.raises(CorruptCheckpointError, match=r"m\.pt holds"):
+        open_checkpoint(tmp_path / "m.pt")
+
+
+@pytest.mark.parametrize("new_format", [True, False], ids=["zip", "legacy"])
+@pytest.mark.parametrize("payload", [Code(), Config()], ids=["code", "object"])
+def test_code_is_refused_and_not_run(payload, new_format, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.save(
+        {"w": torch.ones(2), "x": payload}, "m.bin", _use_new_zipfile_serialization=new_format
+    )
+    with pytest.raises(UnsafeCheckpointError, match=r"m\.bin.*weights_only=False") as caught:
+        open_checkpoint("m.bin")
+    assert "safetensors" in str(caught.value)
+    assert not os.path.exists("pwned")
+
+
+def test_a_plain_pickle_of_code_is_refused_and_not_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with open("m.bin", "wb") as file:
+        pickle.dump(Code(), file)
+    with pytest.raises(CheckpointError, match=r"m\.bin"):
+        open_checkpoint("m.bin")
+    assert not os.path.exists("pwned")
+
+
+def test_a_torchscript_archive_is_refused(tmp_path):
+    with zipfile.ZipFile(tmp_path / "m.pt", "w") as archive:
+        archive.writestr("m/data.pkl", pickle.dumps({}))
+        archive.writestr("m/constants.pkl", pickle.dumps(()))
+        archive.writestr("m/version", "3\n")
+    with pytest.raises(CheckpointError, match=r"m\.pt"):
+        open_checkpoint(tmp_path / "m.pt")
+
+
+def test_a_compressed_archive_is_refused(tmp_path):
+    torch.save({"w": torch.ones(100)}, tmp_path / "m.bin")
+    with (
+        zipfile.ZipFile(tmp_path / "m.bin") as plain,
+        zipfile.ZipFile(tmp_path / "z.bin", "w", zipfile.ZIP_DEFLATED) as packed,
+    ):
+        for entry in plain.namelist():
+            packed.writestr(entry, plain.read(entry))
+    with pytest.raises(CorruptCheckpointError, match=r"z\.bin.*compress"):
+        open_checkpoint(tmp_path / "z.bin")
+
+
+def test_a_file_of_the_other_byte_order_is_read_right(tmp_path):
+    other = "big" if sys.byteorder == "little" else "little"
+    torch.save({"w": torch.arange(4, dtype=torch.int32)}, tmp_path / "m.bin")
+    with (
+        zipfile.ZipFile(tmp_path / "m.bin") as native,
+        zipfile.ZipFile(tmp_path / "o.bin", "w") as swapped,
+    ):
+        for entry in native.namelist():
+            content = native.read(entry)
+            if entry.endswith("/byteorder"):
+                content = other.encode()
+            elif "/data/" in entry:
+                content = struct.pack(">4i", *struct.unpack("<4i", content))
+            swapped.writestr(entry, content)
+    assert open_checkpoint(tmp_path / "o.bin").tensor("w").tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("new_format", [True, False], ids=["zip", "legacy"])
+def test_truncations_are_refused(new_format, tmp_path):
+    whole = tmp_path / "m.bin"
+    torch.save({"w": torch.arange(20.0)}, whole, _use_new_zipfile_serialization=new_format)
+    raw = whole.read_bytes()
+    for size in [0, 1, 2, 4, 10, 63, 64, 100, *range(128, len(raw) - 1, 97), len(raw) - 1]:
+        path = tmp_path / "cut.bin"
+        path.write_bytes(raw[:size])
+        with pytest.raises(CheckpointError, match=r"cut\.bin"):
+            open_checkpoint(path)
+
+
+@settings(
+    max_examples=150,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    st.booleans(),
+    st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 255)), min_size=1, max_size=5),
+)
+def test_fuzz_bytes_of_a_good_file(tmp_path, new_format, changes):
+    path = tmp_path / "fuzz.bin"
+    torch.save(
+        {"w": torch.arange(6.0), "v": torch.ones(2, dtype=torch.int8)},
+        path,
+        _use_new_zipfile_serialization=new_format,
+    )
+    raw = bytearray(path.read_bytes())
+    for at, value in changes:
+        raw[at % len(raw)] = value
+    path.write_bytes(bytes(raw))
+    refusal = None
+    try:
+        checkpoint = open_checkpoint(path)
+    except CheckpointError as error:
+        refusal = str(error)
+    if refusal is not None:
+        assert str(path) in refusal
+    else:
+        for name, info in checkpoint.items():
+            assert checkpoint.tensor(name).shape == info.shape
+            checkpoint.tensor(name).sum()
