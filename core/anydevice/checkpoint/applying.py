@@ -327,7 +327,7 @@ def _give(target: Target, value: torch.Tensor) -> None:
             put_local(slot.table, slot.name, value)
             continue
         if isinstance(old, (nn.UninitializedParameter, nn.UninitializedBuffer)):
-            old.materialize(value.shape, device=torch.device("meta"), dtype=value.dtype)
+            old.materialize(value.shape, dtype=value.dtype)
         exchange(slot, value)
 
 

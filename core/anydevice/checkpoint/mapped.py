@@ -133,7 +133,7 @@ class MappedFile:
                 f"{offset + nbytes}. The file is damaged or cut short: fetch it again."
             )
         if count == 0 or self._mapping is None:
-            return torch.empty(tuple(shape), dtype=dtype)
+            return torch.empty(tuple(shape), dtype=dtype, device="cpu")
         if offset % dtype.itemsize:
             flat = torch.frombuffer(self._mapping, dtype=torch.uint8, count=nbytes, offset=offset)
             return flat.clone().view(dtype).view(tuple(shape))

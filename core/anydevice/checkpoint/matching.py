@@ -81,6 +81,7 @@ class Plan:
         extra_states: modules that get theirs.
         counters: counters that the checkpoint lacks and that start at 0.
         missing: names that the model has and the checkpoint lacks.
+        ties: the other names of missing weights that are tied.
         unexpected: names that the checkpoint has and the model lacks.
         mismatched: what differs in shape or kind, one line each.
     """
@@ -89,6 +90,7 @@ class Plan:
     extra_states: list[ExtraState] = dataclasses.field(default_factory=list)
     counters: list[Slot] = dataclasses.field(default_factory=list)
     missing: list[str] = dataclasses.field(default_factory=list)
+    ties: dict[str, list[str]] = dataclasses.field(default_factory=dict)
     unexpected: list[str] = dataclasses.field(default_factory=list)
     mismatched: list[str] = dataclasses.field(default_factory=list)
 
@@ -246,8 +248,9 @@ def _note_missing(plan: Plan, expected: list[str], slots: list[Slot]) -> None:
     ):
         plan.counters.append(slots[0])
         return
-    ties = f" (tied to {', '.join(expected[1:])})" if expected[1:] else ""
-    plan.missing.append(expected[0] + ties)
+    plan.missing.append(expected[0])
+    if expected[1:]:
+        plan.ties[expected[0]] = expected[1:]
 
 
 def _shape(info: TensorInfo, old: torch.Tensor) -> torch.Size | None:

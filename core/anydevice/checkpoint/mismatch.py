@@ -33,7 +33,9 @@ def require_match(
         return
     parts = [f"{source} does not fit {type(model).__name__}:"]
     if faulty_missing:
-        parts.append(f"{len(missing)} missing in the checkpoint: {_list(missing)}.")
+        parts.append(
+            f"{len(missing)} missing in the checkpoint: {_list(_with_ties(plan, missing))}."
+        )
     if plan.mismatched:
         parts.append(f"{len(plan.mismatched)} that differ: {_list(plan.mismatched, '; ')}.")
     if plan.unexpected and (strict or faulty_missing):
@@ -42,13 +44,17 @@ def require_match(
     raise CheckpointMismatchError(" ".join(part for part in parts if part))
 
 
+def _with_ties(plan: Plan, names: list[str]) -> list[str]:
+    return [f"{n} (tied to {', '.join(plan.ties[n])})" if n in plan.ties else n for n in names]
+
+
 def _advice(missing: list[str], unexpected: list[str], strict: bool) -> str:
     prefix = _common_prefix(missing, unexpected)
     if prefix:
-        return f"Every name in the checkpoint begins with {prefix!r}; the model's do not."
+        return f"Names in the checkpoint begin with {prefix!r}; the model's do not."
     prefix = _common_prefix(unexpected, missing)
     if prefix:
-        return f"Every name in the model begins with {prefix!r}; the checkpoint's do not."
+        return f"Names in the model begin with {prefix!r}; the checkpoint's do not."
     if missing and not strict:
         return (
             "Weights that are not loaded keep whatever they hold; allow_missing=True accepts that."
@@ -57,14 +63,14 @@ def _advice(missing: list[str], unexpected: list[str], strict: bool) -> str:
 
 
 def _common_prefix(names: list[str], longer: list[str]) -> str:
-    """What stands before ``names`` in ``longer``, when that is what tells them apart."""
-    if not names or not longer or len(longer) < len(names):
-        return ""
-    ends = [name for name in longer if name.endswith(f".{names[0]}")]
-    if len(ends) != 1:
-        return ""
-    prefix = ends[0][: -len(names[0])]
-    return prefix if {prefix + name for name in names} <= set(longer) else ""
+    """What stands before most of ``names`` in ``longer``, when that is what tells them apart."""
+    found = set(longer)
+    for name in names[:3]:
+        ends = [other for other in longer if other.endswith(f".{name}")]
+        prefix = ends[0][: -len(name)] if len(ends) == 1 else ""
+        if prefix and 2 * sum(prefix + other in found for other in names) > len(names):
+            return prefix
+    return ""
 
 
 def _list(names: list[str], separator: str = ", ") -> str:
