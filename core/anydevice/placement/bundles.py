@@ -111,6 +111,8 @@ def visit_bytes(block: Block, sizes: list[int], offload_buffers: bool) -> int:
 
 def without_buffers(bundle: Bundle, sizes: list[int]) -> Bundle:
     """A bundle as it weighs on a device that does not hold its buffers, or does in any case."""
+    if not bundle.buffers:
+        return bundle
     buffers = sum(sizes[t] for t in bundle.buffers)
     shared = {t: s for t, s in bundle.shared.items() if t not in bundle.buffers}
     size = bundle.size - buffers

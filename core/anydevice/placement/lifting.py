@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
 from anydevice.placement.bundles import Bundle
 
 __all__ = ["lift"]
 
+#: How many bundles, of those that would fit by their bytes, are looked at closely.
+_MAX_TRIED: Final = 32
+
 
 def lift(
     bundles: Sequence[Bundle],
     where: Sequence[int | None],
-    candidates: Iterable[int],
+    largest: int,
+    others: Iterable[int],
     capacities: Sequence[int],
     need: Callable[[list[int | None]], int],
     share: bool,
@@ -26,7 +32,8 @@ def lift(
     Args:
         bundles: all of a tier's.
         where: their devices; None for what is left over.
-        candidates: what to try to move, in this order.
+        largest: the bundle that needs most room.
+        others: what else to try.
         capacities: bytes of each device.
         need: bytes that the first device used keeps free, when the bundles are so placed.
         share: whether a device may have more than one run.
@@ -37,16 +44,22 @@ def lift(
     devices = range(len(capacities))
     held = _held(bundles, where, len(capacities))
     left = [capacities[d] - sum(held[d].values()) for d in devices]
-    for i in candidates:
-        for device in devices:
-            new = sum(size for t, size in bundles[i].shared.items() if t not in held[device])
-            if bundles[i].alone + new > left[device]:
-                continue
-            moved = [*where]
-            moved[i] = device
-            if _is_lawful(bundles, moved, device, capacities, need(moved), share):
-                return moved
+    moves = [(largest, d) for d in devices if _added(bundles[largest], held[d]) <= left[d]]
+    main = next((d for d in where if d is not None), None)
+    if main is not None:
+        left[main] -= need([*where])
+    fits = ((i, d) for i in others for d in devices if _added(bundles[i], held[d]) <= left[d])
+    for i, device in [*moves, *itertools.islice(fits, _MAX_TRIED)]:
+        moved = [*where]
+        moved[i] = device
+        if _is_lawful(bundles, moved, device, capacities, need(moved), share):
+            return moved
     return None
+
+
+def _added(bundle: Bundle, held: dict[int, int]) -> int:
+    """Bytes that a bundle adds to a device."""
+    return bundle.alone + sum(size for t, size in bundle.shared.items() if t not in held)
 
 
 def _is_lawful(

@@ -223,12 +223,12 @@ def _with_room(
     spare = reserve - reserve_for(where)  # kept though not needed: runs were ended by it
     for step in range(_MAX_LIFTS):
         rest = [i for i, d in enumerate(where) if d is None and bundles[i].size]
-        if step == 0:  # the walk has seen that the others do not fit, but for ties and the largest
-            rest = [
-                *sorted(rest, key=lambda i: -visitor(bundles[i]))[:1],
-                *(i for i in rest if bundles[i].shared),
-            ]
-        better = lift(bundles, where, rest, capacities, need, share)
+        if not rest:
+            break
+        largest = max(rest, key=lambda i: visitor(bundles[i]))
+        if step == 0:  # the walk has seen that the others do not fit, but for their ties
+            rest = [i for i in rest if bundles[i].shared]
+        better = lift(bundles, where, largest, rest, capacities, need, share)
         if better is None:
             break
         where, spare = better, 0
