@@ -71,10 +71,10 @@ def finish(
     command: list[str],
     known_failures: Path | None = None,
 ) -> dict[str, Any]:
-    """Try what is not claimed, build the report, write it."""
+    """Try what is not claimed (a quick run does not), build the report, write it."""
     stamped: dict[str, Any] = next((e for e in events if e["event"] == "stamps"), {})
     capabilities = stamped.get("capabilities", {})
-    if stamped.get("devices"):
+    if stamped.get("devices") and not stamped["quick"]:
         events = events + _tried(stamped["device_type"], capabilities, folder)
     events.append(
         {

@@ -1,4 +1,4 @@
-"""What a check does in another process: ``python -m anydevice_conformance.children TASK TYPE [JSON]``.
+"""What a check does in another process: ``python -m ....children TASK TYPE [JSON]``.
 
 The child prints one line of JSON. It sees the same environment, so the same drivers, simulator and
 plugins.
@@ -26,7 +26,9 @@ _LIMIT: Final = 120
 # ---------------------------------------------------------------------- in the parent
 
 
-def start(task: str, device_type: str, environment: dict[str, str] | None = None, **args: Any) -> Any:
+def start(
+    task: str, device_type: str, environment: dict[str, str] | None = None, **args: Any
+) -> Any:
     """Start a child; returns its `subprocess.Popen`."""
     return subprocess.Popen(
         [sys.executable, "-m", __name__, task, device_type, json.dumps(args)],

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import torch
 
-__all__ = ["DTYPES", "REAL_FLOATS", "same_bits", "sample", "specials", "tolerance"]
+__all__ = ["DTYPES", "REAL_FLOATS", "all_bits", "same_bits", "sample", "specials", "tolerance"]
 
 #: Every dtype that weights, activations, ids or masks have.
 DTYPES: Final = (
@@ -56,8 +57,24 @@ def sample(dtype: torch.dtype, *shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
 
 
+def all_bits(dtype: torch.dtype, *shape: int, seed: int = 0) -> torch.Tensor:
+    """A host tensor of random bits; floating ones are finite and normal, but of every size."""
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return sample(dtype, *shape, seed=seed)
+    plain = {torch.complex64: torch.float32, torch.complex128: torch.float64}.get(dtype, dtype)
+    parts = (*shape, 2) if dtype.is_complex else shape
+    generator = torch.Generator().manual_seed(seed)
+    count = math.prod(parts) * plain.itemsize
+    bits = torch.randint(0, 256, (count,), generator=generator, dtype=torch.uint8)
+    values = bits.view(plain).reshape(parts)
+    wide = values.double()
+    normal = wide.isfinite() & (wide.abs() >= torch.finfo(plain).tiny)
+    values = torch.where(normal, wide, torch.ones_like(wide)).to(plain)
+    return torch.view_as_complex(values) if dtype.is_complex else values
+
+
 def specials(dtype: torch.dtype) -> torch.Tensor:
-    """Every kind of value of a floating dtype as bits: zeros, infinities, denormals, NaN payloads."""
+    """Every kind of value of a floating dtype: zeros, infinities, denormals, NaN payloads."""
     bits = dtype.itemsize * 8
     exponent, mantissa = {
         torch.float64: (11, 52),

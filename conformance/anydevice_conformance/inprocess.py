@@ -10,8 +10,8 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from anydevice.registry import BackendRecord
 
+from anydevice.registry import BackendRecord
 from anydevice_conformance.catalogue import SUITE_FOLDER, load_catalogue
 from anydevice_conformance.journal import Journal
 from anydevice_conformance.runner import pytest_arguments

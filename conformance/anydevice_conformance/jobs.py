@@ -37,12 +37,12 @@ class Block(nn.Module):
 
 
 class Toy(nn.Module):
-    """A small language model in plain torch: embedding, blocks, and a head tied to the embedding."""
+    """A small language model in plain torch: embedding, blocks, a head tied to the embedding."""
 
     def __init__(self, blocks: int = 6, seed: int = 0) -> None:
         super().__init__()
         with torch.random.fork_rng(devices=[]):
-            torch.random.default_generator.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)
             self.embed = nn.Embedding(_WORDS, _WIDTH)
             self.blocks = nn.ModuleList(Block() for _ in range(blocks))
             self.head = nn.Linear(_WIDTH, _WORDS, bias=False)
@@ -69,8 +69,8 @@ def exact_toy(seed: int = 0, **options: Any) -> tuple[Toy, Toy]:
     return Toy(seed=seed, **options), Toy(seed=seed, **options)
 
 
-def caps(subject: Subject, model: nn.Module, share: float = 0.3) -> dict[Any, int]:
-    """Budgets that divide ``model``: a share for each device, one for the host, the rest for the disk.
+def caps(subject: Subject, model: nn.Module, share: float = 0.3) -> dict[int | str, int | str]:
+    """Budgets that divide ``model``: a share for each device and the host, the rest for the disk.
 
     The last device gets the activations' room, too, so a cap is a little more than its share.
     """
@@ -79,7 +79,9 @@ def caps(subject: Subject, model: nn.Module, share: float = 0.3) -> dict[Any, in
     room = int(total * share) + min(largest, total // 4)
     if subject.is_host:
         return {"cpu": total * 2}
-    budgets: dict[Any, int] = {str(subject.device(index)): room for index in subject.indices}
+    budgets: dict[int | str, int | str] = {
+        str(subject.device(index)): room for index in subject.indices
+    }
     budgets["cpu"] = int(total * share)
     return budgets
 
@@ -88,7 +90,9 @@ def checkpoint(model: nn.Module, folder: Path) -> Path:
     """Save a model's weights as its users do; tied ones once."""
     from safetensors.torch import save_file
 
-    tensors = {name: t.contiguous() for name, t in model.state_dict().items() if name != "head.weight"}
+    tensors = {
+        name: t.contiguous() for name, t in model.state_dict().items() if name != "head.weight"
+    }
     save_file(tensors, folder / "model.safetensors")
     return folder / "model.safetensors"
 
@@ -104,7 +108,13 @@ def saved_transformer(name: str, folder: Path) -> tuple[Any, Path]:
         import transformers
     except ImportError:
         left_out("needs transformers: pip install 'anydevice[transformers]'")
-    common = {"vocab_size": _WORDS, "pad_token_id": 0, "eos_token_id": None, "bos_token_id": 1}
+    # Typed as anything: the checks run with whatever version of transformers is there.
+    common: dict[str, Any] = {
+        "vocab_size": _WORDS,
+        "pad_token_id": 0,
+        "eos_token_id": None,
+        "bos_token_id": 1,
+    }
     if name == "llama":
         config: Any = transformers.LlamaConfig(
             hidden_size=_WIDTH,
@@ -117,10 +127,13 @@ def saved_transformer(name: str, folder: Path) -> tuple[Any, Path]:
         )
         kind: Any = transformers.LlamaForCausalLM
     elif name == "gpt2":
-        config = transformers.GPT2Config(n_embd=_WIDTH, n_layer=3, n_head=4, n_positions=64, **common)
+        config = transformers.GPT2Config(
+            n_embd=_WIDTH, n_layer=3, n_head=4, n_positions=64, **common
+        )
         kind = transformers.GPT2LMHeadModel
     else:
-        config = transformers.T5Config(
+        make: Any = transformers.T5Config
+        config = make(
             d_model=_WIDTH,
             d_kv=8,
             d_ff=2 * _WIDTH,
@@ -131,7 +144,7 @@ def saved_transformer(name: str, folder: Path) -> tuple[Any, Path]:
         )
         kind = transformers.T5ForConditionalGeneration
     with torch.random.fork_rng(devices=[]):
-        torch.random.default_generator.manual_seed(1)
+        torch.default_generator.manual_seed(1)
         model = kind(config).eval()
     model.save_pretrained(folder)
     return model, folder
@@ -152,4 +165,6 @@ def assert_close(
     scale = wanted.abs().max().clamp(min=1e-6)
     error = ((found - wanted).abs().max() / scale).item()
     allowed = tolerance(expected.dtype) * loose
-    assert error <= allowed, f"{what}: off by {error:.2g} of the largest value; {allowed:.2g} is allowed"
+    assert error <= allowed, (
+        f"{what}: off by {error:.2g} of the largest value; {allowed:.2g} is allowed"
+    )

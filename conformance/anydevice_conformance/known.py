@@ -1,7 +1,7 @@
 """A vendor's list of failures that are known.
 
-A JSON file: an object whose keys are checks (``"test_MOV_007_strides"``) or paragraphs (``"MOV-007"``),
-and whose values have a ``reason`` and a ``link`` to the issue::
+A JSON file: an object whose keys are checks (``"test_MOV_007_strides"``) or paragraphs
+(``"MOV-007"``), and whose values have a ``reason`` and a ``link`` to the issue::
 
     {"MOV-020": {"reason": "the driver counts in 32 bits until 4.2", "link": "https://..."}}
 """

@@ -8,6 +8,7 @@ import pytest
 
 __all__ = ["needs", "slow", "two_devices"]
 
+
 def needs(capability: str) -> pytest.MarkDecorator:
     """The check is for backends that claim ``capability``; elsewhere it is "not claimed"."""
     return pytest.mark.anydevice_needs(capability)

@@ -11,7 +11,7 @@ from anydevice_conformance.statuses import Status
 __all__ = ["LeftOut", "NoHardware", "NotClaimed", "left_out", "no_hardware", "not_claimed"]
 
 
-class _Outcome(pytest.skip.Exception):  # type: ignore[misc,valid-type]
+class _Outcome(pytest.skip.Exception):  # type: ignore[name-defined,misc]
     """A skip that says which status it stands for."""
 
     status = Status.SKIPPED
@@ -24,7 +24,7 @@ class NotClaimed(_Outcome):
 
 
 class NoHardware(_Outcome):
-    """This machine lacks what the check needs."""
+    """The machine lacks what the check needs."""
 
     status = Status.NO_HARDWARE
 

@@ -59,7 +59,9 @@ def summary(report: Mapping[str, Any], folder: Path) -> str:
         lines.append(f"    Fix: {catalogue[result['check']].fix}")
     lines += [f"FLAG {flag['message']}" for flag in report["flags"]]
     colour = {"certified": "\033[32m", "failed": "\033[31m", "error": "\033[31m"}
-    mark, end = (colour.get(report["verdict"], "\033[33m"), "\033[0m") if sys.stdout.isatty() else ("", "")
+    mark, end = (
+        (colour.get(report["verdict"], "\033[33m"), "\033[0m") if sys.stdout.isatty() else ("", "")
+    )
     lines.append(f"\nVerdict: {mark}{report['verdict']}{end}")
     if not bad:
         lines += [f"    {reason}" for reason in report["because"][:8]]

@@ -1,6 +1,7 @@
 """The pytest plugin: options, and nothing else until ``--anydevice-backend`` is given.
 
-It is loaded in every pytest run of everyone who has anydevice installed, so it imports nothing here.
+It is loaded in every pytest run of everyone who has anydevice installed, so it imports nothing
+here.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "pytest --pyargs anydevice_conformance --anydevice-backend TYPE",
     )
     group.addoption(
-        "--anydevice-quick", action="store_true", help="leave out slow checks (gives no certificate)"
+        "--anydevice-quick",
+        action="store_true",
+        help="leave out slow checks (gives no certificate)",
     )
     group.addoption("--anydevice-output", metavar="DIR", help="write the report here")
     group.addoption(

@@ -30,6 +30,7 @@ def run_suite(
     *,
     quick: bool = False,
     assume: Sequence[str] = (),
+    only: Sequence[str] = (),
     on_result: Callable[[Event], object] = lambda event: None,
 ) -> list[Event]:
     """Run all checks of a backend; returns the journal's events.
@@ -39,6 +40,7 @@ def run_suite(
         folder: where the journal and pytest's output are written.
         quick: leave out slow checks.
         assume: only the checks of these capabilities, which are not claimed.
+        only: only the checks in whose names one of these stands.
         on_result: called with each result as it comes.
     """
     name = "probe" if assume else "run"
@@ -50,6 +52,8 @@ def run_suite(
         arguments.append("--anydevice-quick")
     if assume:
         arguments.append(f"--anydevice-assume={','.join(assume)}")
+    if only:
+        arguments.append(f"-k{' or '.join(only)}")
     for _ in range(_MOST_CRASHES):
         code = _run_once(arguments, journal, log, on_result)
         events = Journal.read(journal)
@@ -113,7 +117,8 @@ def pytest_arguments() -> list[str]:
 def _run_once(
     arguments: list[str], journal: Path, log: Path, on_result: Callable[[Event], object]
 ) -> int:
-    command = [sys.executable, "-m", "pytest", "-panydevice_conformance.pytest_plugin"]
+    # Nothing captured: what a dying process says last is then in the log.
+    command = [sys.executable, "-m", "pytest", "-s", "-panydevice_conformance.pytest_plugin"]
     environment = {k: v for k, v in os.environ.items() if k not in _FOREIGN}
     environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     seen = len(Journal.read(journal))

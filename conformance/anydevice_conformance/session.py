@@ -1,9 +1,10 @@
-"""A run of the suite, seen from inside pytest: what each check ended as, and what was tampered with."""
+"""A run of the suite, seen from inside pytest: what each check ended as, and what was changed."""
 
 from __future__ import annotations
 
 import faulthandler
 import gc
+import os
 import re
 import sys
 import time
@@ -12,10 +13,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+
 from anydevice import registry
 from anydevice.errors import AnyDeviceError
-
-from anydevice_conformance import stamps
+from anydevice_conformance import children, mutants, stamps
 from anydevice_conformance.journal import Journal
 from anydevice_conformance.outcomes import NoHardware, NotClaimed, _Outcome, left_out
 from anydevice_conformance.specification import GROUPS
@@ -43,6 +44,9 @@ def configure(config: pytest.Config) -> None:
     """
     if config.pluginmanager.has_plugin(PLUGIN_NAME):  # a caller brought its own
         return
+    mutant = os.environ.get(children.MUTANT_VARIABLE)
+    if mutant:
+        mutants.install(mutant)
     session = Session(
         find_subject(
             config.getoption("--anydevice-backend"),
@@ -52,6 +56,8 @@ def configure(config: pytest.Config) -> None:
         Journal(_path(config.getoption("--anydevice-journal"))),
         watchdog=True,
     )
+    if mutant:
+        session.journal.write("override", what=f"the backend is the mutant {mutant}")
     config.pluginmanager.register(session, PLUGIN_NAME)
     output = config.getoption("--anydevice-output")
     known = config.getoption("--anydevice-known-failures")
@@ -61,9 +67,7 @@ def configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Reporter(session, _path(output), _path(known)))
 
 
-def find_subject(
-    device_type: str, *, quick: bool = False, assumed: Sequence[str] = ()
-) -> Subject:
+def find_subject(device_type: str, *, quick: bool = False, assumed: Sequence[str] = ()) -> Subject:
     """The backend of a device type.
 
     Raises:
@@ -141,7 +145,7 @@ class Session:
         self.journal.write("deselected", checks=list(names))
 
     def pytest_collection_finish(self) -> None:
-        """Take what is loaded by now out of the garbage collector's rounds: checks collect often."""
+        """Spare the garbage collector what is loaded by now: checks collect often."""
         gc.collect()
         gc.freeze()
 
@@ -171,7 +175,7 @@ class Session:
         self._cases[item.nodeid] = {"status": Status.PASSED, "message": ""}
         start = time.perf_counter()
         if self._watchdog:
-            faulthandler.dump_traceback_later(CHECK_LIMIT, exit=True, file=sys.__stderr__)
+            faulthandler.dump_traceback_later(CHECK_LIMIT, exit=True, file=sys.__stderr__ or 2)
         try:
             return (yield)
         finally:

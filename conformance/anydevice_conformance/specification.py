@@ -1,7 +1,7 @@
 """The specification's paragraphs as data.
 
-The pages in ``docs/spec`` are the source; ``specification.json`` beside this file is made from them,
-so that an installed package carries it::
+The pages in ``docs/spec`` are the source; ``specification.json`` beside this file is made from
+them, so that an installed package carries it::
 
     python -m anydevice_conformance.specification docs/spec
 """
@@ -109,7 +109,9 @@ def _parse(identity: str, title: str, body: str) -> Paragraph:
         _one_line(reason),
         capability[1] if capability else GROUP_CAPABILITY.get(identity[:3]),
         # "2 for the index": only some runs of the check need it
-        int(devices[1]) if devices and "for the" not in body[devices.start() : devices.end() + 9] else 1,
+        int(devices[1])
+        if devices and "for the" not in body[devices.start() : devices.end() + 9]
+        else 1,
     )
 
 

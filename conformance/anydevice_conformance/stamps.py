@@ -6,11 +6,12 @@ import dataclasses
 import platform
 import shlex
 import sys
+from pathlib import Path
 from typing import Any
 
-import anydevice
 import torch
 
+import anydevice
 from anydevice_conformance.catalogue import suite_digest
 from anydevice_conformance.subject import Subject
 
@@ -46,8 +47,8 @@ def device_stamps(subject: Subject) -> dict[str, Any]:
         "devices": [
             {
                 "index": index,
-                "name": _try(lambda index=index: str(subject.backend.device_name(index))) or "?",  # type: ignore[misc]
-                "total": _try(lambda index=index: int(subject.backend.memory_info(index).total)),  # type: ignore[misc]
+                "name": _try(lambda index=index: str(subject.backend.device_name(index))) or "?",
+                "total": _try(lambda index=index: int(subject.backend.memory_info(index).total)),
             }
             for index in subject.indices
         ],
@@ -56,8 +57,9 @@ def device_stamps(subject: Subject) -> dict[str, Any]:
 
 def command_line() -> list[str]:
     """The words that started this process, as a person would type them again."""
-    program = sys.argv[0].rsplit("/", 1)[-1]
-    return [program.removesuffix(".py") or "python", *sys.argv[1:]]
+    program = Path(sys.argv[0])
+    name = program.parent.name if program.name == "__main__.py" else program.stem
+    return [name or "python", *sys.argv[1:]]
 
 
 def shown(command: list[str]) -> str:

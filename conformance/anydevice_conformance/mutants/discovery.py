@@ -7,8 +7,8 @@ import time
 from typing import Any, ClassVar
 
 import torch
-from anydevice.backend import Capabilities, MemoryInfo
 
+from anydevice.backend import Capabilities, MemoryInfo
 from anydevice_conformance.mutants.gallery import Fault, mutant
 
 
@@ -90,6 +90,9 @@ class AvailableContradicts(Fault):
 
     def is_available(self) -> bool:
         return False
+
+    def device_count(self) -> int:
+        return int(self.module.device_count())
 
 
 @mutant("DEV-004")

@@ -13,7 +13,6 @@ from unittest import mock
 
 from anydevice import registry
 from anydevice.backend import DeviceBackend
-
 from anydevice_conformance.children import MUTANT_VARIABLE
 
 __all__ = ["Fault", "Mutant", "gallery", "install", "installed", "mutant", "patched"]
@@ -55,6 +54,7 @@ class Mutant:
         base: the device type whose right backend is broken.
         flag: whether it is caught by a flag, not by a failure.
         big: whether it needs several GiB and some time.
+        crash: whether it takes the process with it.
     """
 
     name: str
@@ -63,6 +63,7 @@ class Mutant:
     base: str = "sim"
     flag: bool = False
     big: bool = False
+    crash: bool = False
 
     @property
     def story(self) -> str:
@@ -71,7 +72,12 @@ class Mutant:
 
 
 def mutant(
-    paragraph: str, *, base: str = "sim", flag: bool = False, big: bool = False
+    paragraph: str,
+    *,
+    base: str = "sim",
+    flag: bool = False,
+    big: bool = False,
+    crash: bool = False,
 ) -> Callable[[type[Fault]], type[Fault]]:
     """Add a fault to the gallery."""
 
@@ -79,7 +85,7 @@ def mutant(
         name = fault.__name__
         if name in _found:
             raise ValueError(f"two mutants are named {name}")
-        _found[name] = Mutant(name, paragraph, fault, base, flag, big)
+        _found[name] = Mutant(name, paragraph, fault, base, flag, big, crash)
         return fault
 
     return add
@@ -95,7 +101,7 @@ def gallery() -> dict[str, Mutant]:
 
 @contextlib.contextmanager
 def installed(name: str) -> Iterator[registry.BackendRecord]:
-    """Have a mutant in the right backend's place while the context lasts, in child processes too."""
+    """Have a mutant in the right backend's place, in child processes too, for a context."""
     found = gallery()[name]
     right = registry.get_backend(found.base)
     (record,) = [r for r in registry.list_backends() if r.backend is right]
@@ -122,6 +128,7 @@ def install(name: str) -> None:
 
 
 def patched(
-    owner: Any, name: str, change: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Any:
+    owner: Any, name: str, change: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> Any:
     """A patch that puts ``change(original)`` in an attribute's place."""
     return mock.patch.object(owner, name, change(getattr(owner, name)))

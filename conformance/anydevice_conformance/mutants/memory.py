@@ -8,8 +8,8 @@ from unittest import mock
 
 import psutil
 import torch
-from anydevice.backend import Capabilities, MemoryInfo
 
+from anydevice.backend import Capabilities, MemoryInfo
 from anydevice_conformance.mutants.gallery import Fault, mutant, patched
 
 
@@ -227,7 +227,9 @@ class AllocatedOfAll(Fault):
     """`memory_allocated` is the sum over all devices."""
 
     def memory_allocated(self, index: int) -> int:
-        return sum(super(AllocatedOfAll, self).memory_allocated(i) for i in range(self.device_count()))
+        return sum(
+            super(AllocatedOfAll, self).memory_allocated(i) for i in range(self.device_count())
+        )
 
 
 @mutant("MEM-007")
@@ -303,12 +305,16 @@ class UnifiedButSeparate(Fault):
     """Unified memory is claimed, and the host loses nothing to the device."""
 
     capabilities = Capabilities(
-        caching_allocator=True, streams=True, pinned_memory=True, device_rng=True, unified_memory=True
+        caching_allocator=True,
+        streams=True,
+        pinned_memory=True,
+        device_rng=True,
+        unified_memory=True,
     )
 
     def patches(self) -> list[Any]:
         fixed = psutil.virtual_memory()
-        return [mock.patch.object(psutil, "virtual_memory", lambda: fixed)]
+        return [mock.patch.object(psutil, "virtual_memory", return_value=fixed)]
 
 
 @mutant("MEM-013")

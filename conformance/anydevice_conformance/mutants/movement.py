@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from typing import Any
@@ -351,7 +352,11 @@ class SourceIsWrittenTo(Fault):
     def move(
         self, tensor: torch.Tensor, device: torch.device, *, non_blocking: bool = False
     ) -> torch.Tensor:
-        if tensor.device.type == "cpu" and tensor.dtype is torch.float32 and not tensor.is_inference():
+        if (
+            tensor.device.type == "cpu"
+            and tensor.dtype is torch.float32
+            and not tensor.is_inference()
+        ):
             tensor.detach().mul_(1)
         return super().move(tensor, device, non_blocking=non_blocking)
 
@@ -608,8 +613,8 @@ class NoIndexMeansLast(Fault):
     def move(
         self, tensor: torch.Tensor, device: torch.device, *, non_blocking: bool = False
     ) -> torch.Tensor:
-        if device.type == self.device_type and device.index is None:
-            device = torch.device(device.type, self.device_count() - 1)
+        if str(device) == self.device_type:
+            return super().move(tensor, self.device(self.device_count() - 1))
         return super().move(tensor, device, non_blocking=non_blocking)
 
 
@@ -641,6 +646,21 @@ class RefusesThreads(Fault):
     ) -> torch.Tensor:
         if threading.get_ident() != self.owner:
             raise RuntimeError("context is bound to another thread")
+        return super().move(tensor, device, non_blocking=non_blocking)
+
+
+@mutant("MOV-019", crash=True)
+class CrashesInThreads(Fault):
+    """A move in a thread that is not the first takes the process with it."""
+
+    def __init__(self) -> None:
+        self.owner = threading.get_ident()
+
+    def move(
+        self, tensor: torch.Tensor, device: torch.device, *, non_blocking: bool = False
+    ) -> torch.Tensor:
+        if threading.get_ident() != self.owner:
+            os.abort()
         return super().move(tensor, device, non_blocking=non_blocking)
 
 
@@ -699,12 +719,17 @@ class NegativeIsLost(_Move):
         return torch._neg_view(tensor) if tensor.is_neg() else tensor
 
 
+def _is_mapped(tensor: torch.Tensor) -> bool:
+    """Whether torch's own allocator did not make the memory."""
+    return tensor.device.type == "cpu" and not tensor.untyped_storage().resizable()
+
+
 @mutant("MOV-023")
 class RefusesMappedFiles(_Move):
     """Memory that torch's allocator did not make is refused."""
 
     def before(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-        if tensor.device.type == "cpu" and tensor.untyped_storage().filename is not None:
+        if _is_mapped(tensor):
             raise RuntimeError("host pointer is not registered")
         return tensor
 
@@ -714,7 +739,7 @@ class ReadsMappedFromTheStart(_Move):
     """A view of a mapped file is read from the file's beginning."""
 
     def before(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-        if tensor.device.type == "cpu" and tensor.untyped_storage().filename is not None:
+        if _is_mapped(tensor):
             return torch.as_strided(tensor, tensor.shape, tensor.stride(), 0)
         return tensor
 

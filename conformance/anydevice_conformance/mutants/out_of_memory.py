@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from anydevice.backend import MemoryInfo
 
+from anydevice.backend import MemoryInfo
 from anydevice_conformance.mutants.gallery import Fault, mutant, patched
 
 

@@ -28,7 +28,10 @@ _TONES: Final = {
 }
 _ORDER: Final = tuple(_TONES)
 _VERDICTS: Final = {
-    "certified": ("var(--passed)", "Every check that this machine can run passed, and none was left out."),
+    "certified": (
+        "var(--passed)",
+        "Every check that this machine can run passed, and none was left out.",
+    ),
     "passed, not certified": (
         "var(--known)",
         "Nothing failed, but this was not a full run of the suite: no certificate.",
@@ -111,16 +114,18 @@ def _hero(report: Mapping[str, Any]) -> str:
     tone, lede = _VERDICTS[report["verdict"]]
     plugin = stamps.get("plugin", {})
     devices = stamps.get("devices", [])
+    package = f"{plugin.get('distribution', '?')} {plugin.get('version', '')}"
     names = ", ".join(dict.fromkeys(device["name"] for device in devices)) or "no device"
     return f"""<section class="card hero" style="--tone:{tone}">
 <p class="eyebrow">anydevice backend specification {_(report["spec"])}</p>
-<h1><code>{_(stamps.get("device_type", "?"))}</code> is <span class="word">{_(report["verdict"])}</span></h1>
+<h1><code>{_(stamps.get("device_type", "?"))}</code> is \
+<span class="word">{_(report["verdict"])}</span></h1>
 <p class="lede">{lede}</p>
 {_bar(counts)}{_legend(counts)}
 <h2>Tried on</h2>
 <dl class="facts">
-<div><dt>Devices</dt><dd>{len(devices)} × {_(names)}</dd></div>
-<div><dt>Package</dt><dd>{_(plugin.get("distribution", "?"))} {_(plugin.get("version", ""))}</dd></div>
+<div><dt>Devices</dt><dd>{len(devices)} &times; {_(names)}</dd></div>
+<div><dt>Package</dt><dd>{_(package)}</dd></div>
 <div><dt>Driver</dt><dd>{_(stamps.get("driver") or "not told")}</dd></div>
 <div><dt>torch</dt><dd>{_(stamps.get("torch", "?"))}</dd></div>
 <div><dt>When</dt><dd>{_(stamps.get("started", "?"))}</dd></div>
@@ -210,7 +215,9 @@ def _group(title: str, results: Sequence[Result]) -> str:
 def _row(result: Result) -> str:
     check, state = load_catalogue()[result["check"]], _state(result)
     runs = len(result["cases"])
-    note = result["message"].splitlines()[0][:240] if result["message"] and state != "passed" else ""
+    note = (
+        result["message"].splitlines()[0][:240] if result["message"] and state != "passed" else ""
+    )
     why = f'<p class="why">{_(note)}</p>' if note else ""
     times = f" · {runs} runs" if runs > 1 else ""
     return (
@@ -223,7 +230,8 @@ def _row(result: Result) -> str:
 def _unseen(results: Sequence[Result]) -> str:
     """What this run says nothing about."""
     rows = [
-        f"<tr><td><span class=id>{r['paragraph']}</span>{_code(load_catalogue()[r['check']].title)}</td>"
+        f"<tr><td><span class=id>{r['paragraph']}</span>"
+        f"{_code(load_catalogue()[r['check']].title)}</td>"
         f"<td class=state>{r['status']}</td><td>{_(r['message'].splitlines()[0][:200])}</td></tr>\n"
         for r in results
         if r["status"] in ("no hardware", "skipped") and r["message"]

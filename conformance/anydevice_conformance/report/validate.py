@@ -26,9 +26,9 @@ def load_schema() -> dict[str, Any]:
 def validate(report: Any) -> list[str]:
     """All that is wrong with a report; nothing when it can be believed.
 
-    A report is a statement, not a proof: it can be forged as any file can. What is checked is that it has
-    the schema's form, names this suite's checks and all of them, and that each status and the verdict
-    follow from what it records.
+    A report is a statement, not a proof: it can be forged as any file can. What is checked is that
+    it has the schema's form, names this suite's checks and all of them, and that each status and
+    the verdict follow from what it records.
     """
     import jsonschema
 
@@ -85,7 +85,9 @@ def _verdict(report: Mapping[str, Any]) -> list[str]:
     if verdict.word != report["verdict"]:
         faults.append(f"verdict is {report['verdict']!r}; the results make it {verdict.word!r}")
     if verdict.certified != report["certified"]:
-        faults.append(f"certified is {report['certified']}; the results make it {verdict.certified}")
+        faults.append(
+            f"certified is {report['certified']}; the results make it {verdict.certified}"
+        )
     if verdict.because != report["because"]:
         faults.append("because: the reasons are not those that follow from the results")
     return faults

@@ -1,4 +1,4 @@
-"""From results to a verdict. `decide` reads only the report's data, so that it can be checked again."""
+"""From results to a verdict. `decide` reads only the report's data, so it can be checked again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ class Verdict:
     """What a run is worth.
 
     Attributes:
-        word: ``certified``; ``passed, not certified`` (quick, or tampered with); ``passed with known
+        word: ``certified``; ``passed, not certified`` (quick, or tampered with); ``passed with
+        known
             failures``; ``failed``; ``error``; ``no hardware``.
         certified: whether the certificate is given.
         because: why not, one reason a line; empty when it is given.

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
-from anydevice.backend import DeviceBackend
 
+from anydevice.backend import DeviceBackend
 from anydevice_conformance.outcomes import no_hardware
 from anydevice_conformance.session import session_of, subject_of
 from anydevice_conformance.subject import Subject
 
 
 @pytest.fixture
-def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
-    """The backend under test, on a machine that has the device; nothing is left behind."""
+def subject(request: pytest.FixtureRequest) -> Subject:
+    """The backend under test, on a machine that has the device."""
     found = _subject(request.config)
     if not found.indices:
         no_hardware(f"this machine has no device of type {found.type!r}")
-    yield found
-    gc.collect()
+    return found
 
 
 @pytest.fixture

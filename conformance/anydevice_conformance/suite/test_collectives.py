@@ -22,8 +22,8 @@ def test_COL_001_starts(subject: Subject) -> None:
     """The named backend starts in two processes and serves the device.
 
     Found: `init_process_group` or the first collective failed.
-    Fix: register the backend with ``torch.distributed.Backend.register_backend`` for your device type, and
-    set `collective_backend` to its name.
+    Fix: register the backend with ``torch.distributed.Backend.register_backend`` for your device
+    type, and set `collective_backend` to its name.
     """
     for answer in _step(subject, "start"):
         name, world, total = answer

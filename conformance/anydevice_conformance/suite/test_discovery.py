@@ -11,11 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+
 from anydevice import registry
 from anydevice.backend import Capabilities, DeviceBackend
-
 from anydevice_conformance import children
-from anydevice_conformance.marks import two_devices
+from anydevice_conformance.marks import slow, two_devices
 from anydevice_conformance.outcomes import left_out, not_claimed
 from anydevice_conformance.subject import Subject
 
@@ -24,8 +24,8 @@ def test_DEV_001_found_by_entry_point(subject: Subject) -> None:
     """The registry has one usable backend for the type, from an entry point of a named package.
 
     Found: the type is served by torch's default backend, by no named package, or by several.
-    Fix: declare ``[project.entry-points."anydevice.backends"]`` in your pyproject.toml; have one package
-    installed that claims the type (``anydevice backends`` lists all).
+    Fix: declare ``[project.entry-points."anydevice.backends"]`` in your pyproject.toml; have one
+    package installed that claims the type (``anydevice backends`` lists all).
     """
     records = [r for r in registry.list_backends() if r.device_type == subject.type]
     usable = [r for r in records if r.backend is not None]
@@ -41,8 +41,8 @@ def test_DEV_002_members_well_formed(backend: DeviceBackend) -> None:
     """`device_type`, `priority`, `capabilities` and the two names are of the right kind.
 
     Found: a declared member has a wrong type, or contradicts another.
-    Fix: follow the types in `anydevice.backend.DeviceBackend`; set `collective_backend` exactly where
-    ``Capabilities(collectives=True)``.
+    Fix: follow the types in `anydevice.backend.DeviceBackend`; set `collective_backend` exactly
+    where ``Capabilities(collectives=True)``.
     """
     kind = backend.device_type
     assert isinstance(kind, str), f"device_type is {kind!r}"
@@ -94,18 +94,21 @@ def test_DEV_004_each_device_is_there(subject: Subject) -> None:
 def test_DEV_005_counting_starts_no_runtime(subject: Subject) -> None:
     """After counting, a forked child can use the device.
 
-    Found: the device fails or hangs in a child that was forked after `is_available` and `device_count`.
-    Fix: ask the driver's management library or environment, not the runtime; set no current device and
-    make no tensor there.
+    Found: the device fails or hangs in a child that was forked after `is_available` and
+    `device_count`.
+    Fix: ask the driver's management library or environment, not the runtime; set no current device
+    and make no tensor there.
     """
     _fork(subject, "fork_after_count")
 
 
+@slow
 def test_DEV_006_discovery_starts_no_runtime(subject: Subject) -> None:
     """After `list_backends` and `available_devices`, a forked child can use the device.
 
     Found: importing the plugin, or what the registry asks of it, started the runtime.
-    Fix: import the vendor's package at module level only if that starts nothing; else in the methods.
+    Fix: import the vendor's package at module level only if that starts nothing; else in the
+    methods.
     """
     _fork(subject, "fork_after_discovery")
 
@@ -132,7 +135,9 @@ def test_DEV_008_variable_hides_devices(subject: Subject) -> None:
     """
     variable = _variable(subject.backend)
     found = children.ask("count", subject.type, {variable: "0"})
-    assert found["device_count"] == 1, f"{variable}=0, and device_count() is {found['device_count']}"
+    assert found["device_count"] == 1, (
+        f"{variable}=0, and device_count() is {found['device_count']}"
+    )
 
 
 @two_devices
@@ -140,14 +145,17 @@ def test_DEV_009_current_device_stays(subject: Subject) -> None:
     """No member changes the thread's current device.
 
     Found: after a call for another device, that one is the current device.
-    Fix: use the device's context manager (``with torch.foo.device(index):``) instead of ``set_device``.
+    Fix: use the device's context manager (``with torch.foo.device(index):``) instead of
+    ``set_device``.
     """
     module = subject.backend.module
     current = getattr(module, "current_device", torch.accelerator.current_device_index)
     before, other = current(), next(i for i in reversed(subject.indices) if i != current())
     for name, call in _calls(subject, other).items():
         call()
-        assert current() == before, f"{name} changed the current device from {before} to {current()}"
+        assert current() == before, (
+            f"{name} changed the current device from {before} to {current()}"
+        )
 
 
 def test_DEV_010_members_from_threads(subject: Subject) -> None:
@@ -222,8 +230,15 @@ def _calls(subject: Subject, index: int) -> dict[str, Callable[[], object]]:
 
     calls: dict[str, Callable[[], object]] = {
         name: quietly(getattr(backend, name), index)
-        for name in ("device_name", "memory_info", "memory_allocated", "empty_cache", "synchronize",
-                     "peak_memory_allocated", "reset_peak_memory")
+        for name in (
+            "device_name",
+            "memory_info",
+            "memory_allocated",
+            "empty_cache",
+            "synchronize",
+            "peak_memory_allocated",
+            "reset_peak_memory",
+        )
     }
     calls["move to the device"] = lambda: subject.put(tensor, index)
     calls["move to the host"] = lambda: subject.fetch(subject.put(tensor, index))
@@ -235,6 +250,7 @@ def _calls(subject: Subject, index: int) -> dict[str, Callable[[], object]]:
             backend.rng_state(index), index
         )
     if capabilities.streams:
+
         def events() -> None:
             stream = backend.new_stream(index)
             with backend.use_stream(stream):

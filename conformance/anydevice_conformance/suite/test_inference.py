@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+
 from anydevice import (
     cpu_offload,
     cpu_offload_with_hook,
@@ -22,8 +24,6 @@ from anydevice import (
 )
 from anydevice.devices import parse_device
 from anydevice.hooks import attach_layerwise_casting_hooks
-from torch import nn
-
 from anydevice_conformance.jobs import (
     Toy,
     assert_close,
@@ -33,9 +33,9 @@ from anydevice_conformance.jobs import (
     ids,
     saved_transformer,
 )
+from anydevice_conformance.marks import slow
 from anydevice_conformance.outcomes import left_out, not_claimed
 from anydevice_conformance.subject import Subject
-
 
 
 def test_INF_001_auto_map(subject: Subject, tmp_path: Path) -> None:
@@ -71,6 +71,7 @@ def test_INF_002_cpu_offload(subject: Subject, index: int) -> None:
             subject.backend.empty_cache(index)
 
 
+@slow
 def test_INF_003_disk_offload(subject: Subject, index: int, tmp_path: Path) -> None:
     """With `disk_offload` every forward gives the host's answer.
 
@@ -91,6 +92,8 @@ def test_INF_004_prefetch(subject: Subject, index: int, depth: int) -> None:
     Found: a block ran with another block's weights, or with old ones.
     Fix: see STR-004, STR-005, STR-009, PIN-004 and MOV-013; else report it to anydevice.
     """
+    if subject.quick and depth != 1:
+        left_out("left out by --quick")
     model, plain = exact_toy(blocks=10)
     place = str(subject.device(index))
     names = {"embed": place, "head": place, **{f"blocks.{n}": "cpu" for n in range(10)}}
@@ -109,6 +112,7 @@ def test_INF_004_prefetch(subject: Subject, index: int, depth: int) -> None:
                 assert_close(subject, model(ids(seed)), plain(ids(seed)), f"weights {seed}")
 
 
+@slow
 def test_INF_005_models_take_turns(subject: Subject, index: int) -> None:
     """A chain by `cpu_offload_with_hook` gives the host's answer, each model in its place.
 
@@ -135,6 +139,7 @@ def test_INF_005_models_take_turns(subject: Subject, index: int) -> None:
     assert next(iter(models[-1].parameters())).device.type == "cpu", "the last one did not leave"
 
 
+@slow
 def test_INF_006_layerwise_casting(subject: Subject, index: int) -> None:
     """Weights held in a small dtype and computed in a larger one give what the host gives so.
 
@@ -182,6 +187,7 @@ def test_INF_007_from_pretrained(subject: Subject, tmp_path: Path) -> None:
         assert_close(subject, model(x + 1).logits, plain(x + 1).logits, "logits of other input")
 
 
+@slow
 def test_INF_008_generate(subject: Subject, tmp_path: Path) -> None:
     """A small GPT-2 with tied weights, partly on the host, generates the host's tokens.
 
@@ -198,6 +204,7 @@ def test_INF_008_generate(subject: Subject, tmp_path: Path) -> None:
     assert subject.fetch(found).tolist() == expected.tolist(), "other tokens were generated"
 
 
+@slow
 def test_INF_009_encoder_decoder(subject: Subject, tmp_path: Path) -> None:
     """A small T5 gives the host's answer.
 
@@ -213,6 +220,7 @@ def test_INF_009_encoder_decoder(subject: Subject, tmp_path: Path) -> None:
     assert_close(subject, found, expected, "logits")
 
 
+@slow
 def test_INF_010_two_threads(subject: Subject, index: int) -> None:
     """Threads that run an offloaded model at once get their own right answers.
 
@@ -269,6 +277,7 @@ def test_INF_011_out_of_memory(subject: Subject, index: int) -> None:
             assert_close(subject, model(x), plain(x), "the forward after the error")
 
 
+@slow
 def test_INF_012_nothing_left(subject: Subject, tmp_path: Path) -> None:
     """A deleted model leaves no device memory; `undispatch` gives an ordinary model.
 
@@ -302,6 +311,7 @@ def test_INF_012_nothing_left(subject: Subject, tmp_path: Path) -> None:
         assert other - one < 16_384, f"device {index} holds {other - one} bytes more than before"
 
 
+@slow
 def test_INF_013_gradients(subject: Subject) -> None:
     """A backward through a divided model gives the host's gradients.
 
@@ -336,7 +346,9 @@ def test_INF_014_half_precision(subject: Subject, index: int, tmp_path: Path) ->
         file = checkpoint(plain, tmp_path)
         place = str(subject.device(index))
         load_checkpoint_and_dispatch(model, file, device_map={"": place}, dtype=dtype)
-        assert next(model.parameters()).dtype is dtype, f"loaded in {next(model.parameters()).dtype}"
+        assert next(model.parameters()).dtype is dtype, (
+            f"loaded in {next(model.parameters()).dtype}"
+        )
         with torch.inference_mode():
             found = model(subject.put(ids(), index))
             assert_close(subject, found, plain.to(dtype)(ids()), str(dtype))

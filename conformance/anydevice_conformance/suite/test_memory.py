@@ -8,13 +8,14 @@ from collections.abc import Callable
 
 import psutil
 import torch
-from anydevice.backend import MemoryInfo
 
+from anydevice.backend import MemoryInfo
 from anydevice_conformance.children import Holder
-from anydevice_conformance.marks import needs, two_devices
+from anydevice_conformance.marks import needs, slow, two_devices
 from anydevice_conformance.measuring import (
     Change,
     filled,
+    is_host_memory,
     kernel_cache,
     observe,
     resembles_host,
@@ -31,7 +32,8 @@ def test_MEM_001_memory_info(subject: Subject) -> None:
     """`memory_info` returns a `MemoryInfo` of ints with ``0 <= free <= total`` and ``total > 0``.
 
     Found: another type, floats, free above total, or numbers that contradict what is allocated.
-    Fix: ``return MemoryInfo(free=int(free), total=int(total))``; the driver's order may be the other.
+    Fix: ``return MemoryInfo(free=int(free), total=int(total))``; the driver's order may be the
+    other.
     """
     for index in subject.indices:
         _assert_sane(subject.memory(index), index)
@@ -81,7 +83,8 @@ def test_MEM_004_free_after_empty_cache(subject: Subject, index: int) -> None:
     """`empty_cache` leaves `free` as it was, and the next tensor moves it as the first did.
 
     Found: cached bytes were counted twice or forgotten after `empty_cache`.
-    Fix: compute the cached bytes anew at each call (reserved minus allocated); do not remember them.
+    Fix: compute the cached bytes anew at each call (reserved minus allocated); do not remember
+    them.
     """
 
     def empty() -> None:
@@ -118,6 +121,10 @@ def test_MEM_005_empty_cache_gives_back(subject: Subject, index: int) -> None:
     def judge(change: Change) -> str | None:
         if change.left_over > change.slack:
             return f"{change.left_over} bytes are still reserved after empty_cache"
+        if change.came < change.size - change.slack:
+            return (
+                f"{change.size} bytes came, and {change.came} more are reserved: they were cached"
+            )
         return None
 
     empty()
@@ -168,11 +175,13 @@ def _assert_apart(
     observe(subject, here, lambda: read(there), judge)
 
 
+@slow
 def test_MEM_008_another_process_is_seen(subject: Subject) -> None:
     """While another process holds memory, `free` is smaller by that much.
 
     Found: `free` does not know of other processes.
-    Fix: ask the driver for the device's free memory; do not compute total minus what this process uses.
+    Fix: ask the driver for the device's free memory; do not compute total minus what this process
+    uses.
     """
     for index in sorted(subject.ends, key=lambda i: subject.memory(i).total):
         with Holder(subject.type, index) as other:
@@ -190,9 +199,11 @@ def _unseen(subject: Subject, index: int, other: Holder) -> str | None:
         before, cache = subject.memory(index).free, kernel_cache()
         other.hold(size)
         fell = before - subject.memory(index).free
-        with_cache = fell + cache - kernel_cache() if resembles_host(subject, index) else fell
-        if min(abs(fell - size), abs(with_cache - size)) <= size // 4:
+        with_cache = fell + cache - kernel_cache() if is_host_memory(subject, index) else fell
+        if abs(fell - size) <= size // 4:
             return None
+        if fell >= size // 4 and abs(with_cache - size) <= size // 4:
+            return None  # Linux served the rest from lists that count neither as free nor as used
         fault = f"another process holds {size} bytes, and free fell by {fell}"
     other.hold(1)
     return fault
@@ -225,7 +236,7 @@ def test_MEM_009_free_can_be_had(subject: Subject, index: int) -> None:
     try:
         for _ in range(8):
             held.append(filled(subject, index, chunk))
-    except Exception as error:  # noqa: BLE001 - the finding itself
+    except Exception as error:
         got = (len(held) - 1) * chunk
         raise AssertionError(
             f"device {index} said {free} bytes are free, and gave {got}: {error!s:.300}"
@@ -277,13 +288,14 @@ def test_MEM_012_unified_memory(subject: Subject, index: int) -> None:
     Found: unified memory is claimed, and the host loses nothing.
     Fix: do not claim ``unified_memory`` for a device with memory of its own.
     """
-
     if not subject.backend.capabilities.unified_memory and not resembles_host(subject, index):
         not_claimed("the device's total is not the host's")
 
     def judge(change: Change) -> str | None:
         if abs(-change.came - change.size) > change.slack:
-            return f"{change.size} bytes came, and the host's available memory fell by {-change.came}"
+            return (
+                f"{change.size} bytes came, and the host's available memory fell by {-change.came}"
+            )
         return None
 
     observe(subject, index, lambda: psutil.virtual_memory().available, judge)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from typing import Final
 
 import pytest
@@ -34,8 +35,8 @@ def test_OOM_002_recognised(subject: Subject, index: int) -> None:
     """`is_out_of_memory` is True for it.
 
     Found: the device's own error is not recognised.
-    Fix: the allocator should raise ``torch.OutOfMemoryError``; where it raises something else, override
-    `is_out_of_memory` and look for the driver's words.
+    Fix: the allocator should raise ``torch.OutOfMemoryError``; where it raises something else,
+    override `is_out_of_memory` and look for the driver's words.
     """
     for _ in range(2):
         error = _provoke(subject, index)
@@ -50,13 +51,13 @@ def test_OOM_003_others_are_not(subject: Subject, index: int) -> None:
     Fix: look for the exception's type, or for the whole phrase of the driver, not for "memory".
     """
     tensor = subject.put(torch.ones(2, 3), index)
-    real = {
+    real: dict[str, Callable[[], object]] = {
         "shapes": lambda: tensor @ tensor,
         "memory format": lambda: tensor.contiguous(memory_format=torch.channels_last),
         "view": lambda: tensor.view(7),
         "size": lambda: tensor.reshape(-1, -1),
         "index": lambda: tensor.select(0, 9),
-        "attribute": lambda: tensor.no_such_attribute,
+        "attribute": lambda: tensor.no_such_attribute,  # type: ignore[attr-defined]
     }
     for name, provoke in real.items():
         with pytest.raises(Exception) as caught:  # noqa: PT011 - whichever the device raises
@@ -82,10 +83,10 @@ def test_OOM_003_others_are_not(subject: Subject, index: int) -> None:
     if not subject.is_host:
         host = RuntimeError(
             "[enforce fail at alloc_cpu.cpp:121] err == 0. DefaultCPUAllocator: can't allocate "
-            "memory: you tried to allocate 70368744177664 bytes. Error code 12 (Cannot allocate memory)"
+            "memory: you tried to allocate 70368744177664 bytes. Error code 12"
         )
-        for error in (host, MemoryError("the host has no more")):
-            _assert_other(subject, error, "the host's lack of memory")
+        for lack in (host, MemoryError("the host has no more")):
+            _assert_other(subject, lack, "the host's lack of memory")
 
 
 def test_OOM_004_device_works_on(subject: Subject, index: int) -> None:
@@ -165,7 +166,7 @@ def test_OOM_007_answers_for_anything(subject: Subject) -> None:
     Fix: work on ``str(error)`` and ``isinstance``; do not index ``error.args``.
     """
 
-    class Odd(Exception):
+    class OddError(Exception):
         args = ()
 
         def __str__(self) -> str:
@@ -173,8 +174,14 @@ def test_OOM_007_answers_for_anything(subject: Subject) -> None:
 
     chained = RuntimeError("outer")
     chained.__cause__ = ValueError("inner")
-    group: list[BaseException] = [Odd(), Exception(), RuntimeError(), RuntimeError(7), chained]
-    group += [KeyboardInterrupt(), GeneratorExit(), OSError(12, "no"), UnicodeError(), StopIteration()]
+    group: list[BaseException] = [OddError(), Exception(), RuntimeError(), RuntimeError(7), chained]
+    group += [
+        KeyboardInterrupt(),
+        GeneratorExit(),
+        OSError(12, "no"),
+        UnicodeError(),
+        StopIteration(),
+    ]
     for error in group:
         try:
             answer = subject.backend.is_out_of_memory(error)
