@@ -18,7 +18,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 
 from anydevice.checkpoint import broadcasting, load_checkpoint_in_model
 from anydevice.checkpoint.mapped import backing_of
@@ -149,6 +155,24 @@ def dtensors(folder, rank, world):
     assert backing_of(rows.embed.weight.to_local()) is not None  # its own rows, mapped
 
 
+def fsdp_within_tensor_parallelism(folder, rank, world):
+    """The one way in which a dimension is cut twice, the later cut within the earlier."""
+    if world != 4:
+        return
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    for device in ("cpu", "meta"):
+        with torch.device(device):
+            model = Net()
+        parallelize_module(
+            model.deep, mesh["tensor"], {"0": ColwiseParallel(), "1": RowwiseParallel()}
+        )
+        fully_shard(model.deep, mesh=mesh["data"])
+        load_checkpoint_in_model(model, folder / "model.safetensors")
+        kinds = {type(p).__name__ for p in model.deep[0].weight.placements}
+        assert kinds == {"_StridedShard", "Shard"}
+        equal(model, expected(folder))
+
+
 def failures(folder, rank, world):
     path = folder / "model.safetensors" if rank == 0 else folder / "not here"
     truth = expected(folder)
@@ -220,7 +244,8 @@ def outcome(kind, words):
 
 #: A rank that waits longer than this for another is told of by an error.
 PATIENCE = datetime.timedelta(seconds=60)
-CASES = {f.__name__: f for f in (plain_broadcast, to_disk, dtensors, failures)}
+ORDER = (plain_broadcast, to_disk, dtensors, fsdp_within_tensor_parallelism, failures)
+CASES = {f.__name__: f for f in ORDER}
 
 
 def main():

@@ -10,13 +10,12 @@ import torch
 from safetensors.torch import save_file
 
 RANKS = Path(__file__).with_name("ranks.py")
-CASES = ["plain_broadcast", "to_disk", "dtensors", "failures"]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     sys.path.insert(0, str(RANKS.parent))
-    from ranks import Net
+    from ranks import CASES, Net
 
     path = tmp_path_factory.mktemp("distributed")
     torch.manual_seed(3)

@@ -33,9 +33,10 @@ def own_part(name: str, tensor: Any) -> Part:
     if coordinate is None:
         return tuple((0, 0) for _ in shape)
     part = [(0, size) for size in shape]
-    cuts = [(i, p) for i, p in enumerate(tensor.placements) if p.is_shard()]
+    kinds = [type(placement).__name__ for placement in tensor.placements]
     # A strided shard cuts what the plain ones left: so does FSDP within tensor parallelism.
-    for index, placement in sorted(cuts, key=lambda c: type(c[1]).__name__ == "_StridedShard"):
+    cuts = [(i, tensor.placements[i]) for k in ("Shard", "_StridedShard") for i in _where(k, kinds)]
+    for index, placement in cuts:
         dim = placement.dim % len(shape)
         part[dim] = _chunk(part[dim], mesh.size(index), coordinate[index])
     local = tuple(length for _, length in part)
@@ -45,6 +46,10 @@ def own_part(name: str, tensor: Any) -> Part:
             "weight can be told: distribute it by Shard and Replicate"
         )
     return tuple(part)
+
+
+def _where(kind: str, kinds: list[str]) -> list[int]:
+    return [index for index, other in enumerate(kinds) if other == kind]
 
 
 def _chunk(whole: tuple[int, int], count: int, index: int) -> tuple[int, int]:
