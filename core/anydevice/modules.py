@@ -217,7 +217,7 @@ def set_module_tensor_to_device(
     source = source.detach()
     if source.dtype != wanted:
         source = source.to(wanted)
-    known = (tied_params_map or {}).get(source.data_ptr()) if tied_params_map else None
+    known = tied_params_map.get(source.data_ptr()) if tied_params_map else None
     new = known.get(place.torch) if known else None
     if new is None:
         new = move_tensor(source, place, non_blocking=non_blocking)

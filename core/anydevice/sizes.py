@@ -81,7 +81,9 @@ def tensor_bytes(tensor: torch.Tensor, dtype: DtypeLike | None = None) -> int:
     own = tensor.dtype
     if dtype is None or dtype is own:
         if hasattr(tensor, "__tensor_flatten__"):
-            return sum(tensor_bytes(getattr(tensor, part)) for part in tensor.__tensor_flatten__()[0])
+            return sum(
+                tensor_bytes(getattr(tensor, part)) for part in tensor.__tensor_flatten__()[0]
+            )
         if own not in _PACKED_BITS:
             return _elements(tensor) * own.itemsize
         dtype = own

@@ -1,4 +1,4 @@
-"""Whole numbers are counted on the device, though the CPU's kernel takes only floating-point ones."""
+"""Whole numbers are counted on the device, though the CPU's kernel takes floating point only."""
 
 from __future__ import annotations
 

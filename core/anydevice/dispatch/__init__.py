@@ -1,6 +1,6 @@
 """Putting models on devices, and bringing them back."""
 
-from anydevice.dispatch.checkpoints import dispatch_checkpoint, load_checkpoint_and_dispatch
+from anydevice.dispatch.checkpoints import load_checkpoint_and_dispatch
 from anydevice.dispatch.empty import init_empty_weights, init_on_device
 from anydevice.dispatch.models import dispatch_model
 from anydevice.dispatch.offload import cpu_offload, cpu_offload_with_hook, disk_offload
@@ -12,7 +12,6 @@ __all__ = [
     "cpu_offload",
     "cpu_offload_with_hook",
     "disk_offload",
-    "dispatch_checkpoint",
     "dispatch_model",
     "get_state_dict_offloaded_model",
     "init_empty_weights",

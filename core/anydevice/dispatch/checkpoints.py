@@ -16,7 +16,7 @@ from anydevice.dispatch.places import Places
 from anydevice.modules import iter_slots
 from anydevice.placement import resolve_device_map
 
-__all__ = ["dispatch_checkpoint", "load_checkpoint_and_dispatch"]
+__all__ = ["load_checkpoint_and_dispatch"]
 
 
 def load_checkpoint_and_dispatch(
@@ -126,10 +126,6 @@ def load_checkpoint_and_dispatch(
         no_split_module_classes=no_split_module_classes,
         prefetch_depth=prefetch_depth,
     )
-
-
-#: The same; `anydevice.pretrained` calls it with a checkpoint that is open already.
-dispatch_checkpoint = load_checkpoint_and_dispatch
 
 
 def _in_fp32(model: nn.Module, modules: list[str] | None) -> dict[str, torch.dtype]:

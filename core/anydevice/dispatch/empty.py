@@ -8,8 +8,7 @@ nothing, and ``register_buffer("inv_freq", 1 / base ** (torch.arange(0, dim, 2) 
 values.
 
 Nothing is patched: the record is a `torch.overrides.TorchFunctionMode`, which is the thread's own,
-    and
-registration is heard of through torch's own hooks, which ask whether their thread is inside.
+and registration is heard of through torch's own hooks, which ask whether their thread is inside.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from anydevice.checkpoint import Checkpoint, fetch_checkpoint, open_checkpoint
-from anydevice.dispatch import dispatch_checkpoint, init_empty_weights
+from anydevice.dispatch import init_empty_weights, load_checkpoint_and_dispatch
 from anydevice.errors import CheckpointNotFoundError, MissingDependencyError, ModelError
 from anydevice.modules import Slot, as_dtype, exchange, iter_slots
 from anydevice.pretrained.keys import adapt
@@ -58,9 +58,9 @@ def from_pretrained(
         allow_missing: initialise weights that the checkpoint lacks as the model does for training,
             with a warning, in place of an error.
         progress: show a progress bar.
-        **dispatch_options: passed on to `anydevice.load_checkpoint_and_dispatch`. ``force_hooks`` is
-            True unless given, so that inputs may come from any device, also when the whole model is
-            on one.
+        **dispatch_options: passed on to `anydevice.load_checkpoint_and_dispatch`. ``force_hooks``
+            is True unless given, so that inputs may come from any device, also when the whole model
+            is on one.
 
     Returns:
         The model, with ``hf_device_map`` set, and ``anydevice_placement`` (a `Placement`).
@@ -82,7 +82,7 @@ def from_pretrained(
     dispatch_options.setdefault("force_hooks", True)
     if allow_missing:
         _initialise_missing(model, checkpoint)
-    dispatch_checkpoint(
+    load_checkpoint_and_dispatch(
         model,
         checkpoint,
         device_map=device_map,
