@@ -35,6 +35,9 @@ __all__ = ["Storable", "WeightSource", "checksum", "nbytes_of", "require_storabl
 LARGEST_FILE: Final = 4 << 30
 #: Bytes that are in flight at once, twice: one piece being written, one being made.
 PIECE: Final = 16 << 20
+#: Bytes given to the system at once. With more, Linux caches the file in huge pages, for which it
+#: must find memory in one piece: three times slower where memory is in use, measured on ext4.
+_ONE_WRITE: Final = 1 << 20
 _TEMPORARY: Final = ".tmp"
 #: Tensor data begins at a multiple of this in a file; enough for any dtype.
 _ALIGNMENT: Final = 64
@@ -300,7 +303,7 @@ def _write_piece(descriptor: int, piece: torch.Tensor) -> None:
 
 def _write_all(descriptor: int, view: memoryview) -> None:
     while view:
-        view = view[os.write(descriptor, view) :]
+        view = view[os.write(descriptor, view[:_ONE_WRITE]) :]
 
 
 # ---------------------------------------------------------------------- pieces
