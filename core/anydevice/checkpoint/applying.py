@@ -95,6 +95,9 @@ class Loading:
         self.values: dict[Target, torch.Tensor] = {}
         self.touched = False  # whether anything of the model has been changed
         self.report = LoadReport(missing=list(plan.missing), unexpected=list(plan.unexpected))
+        self.ways: dict[Way, list[Target]] = {"map": [], "stream": [], "convert": [], "write": []}
+        for target in plan.targets:
+            self.ways[_way_of(target)].append(target)
         self._require()
 
     def _require(self) -> None:
@@ -106,19 +109,9 @@ class Loading:
             strict=options.strict,
             allow_missing=options.allow_missing,
         )
-        written = [t for t in self.plan.targets if self.way_of(t) == "write"]
-        if written and options.offload_folder is None:
-            raise OffloadStoreError(_no_folder(written))
+        if self.ways["write"] and options.offload_folder is None:
+            raise OffloadStoreError(_no_folder(self.ways["write"]))
         warn_of_unexpected(self.model, source, self.plan.unexpected)
-
-    def way_of(self, target: Target) -> Way:
-        """What has to be done with a weight."""
-        in_file = target.info.offset is not None
-        if target.device == DISK:
-            return "write" if target.is_cast or not in_file else "map"
-        if target.device.is_accelerator or target.is_cast:
-            return "stream" if in_file else "convert"
-        return "convert" if target.part is not None and not in_file else "map"
 
     def prepare(self) -> None:
         """Get all values; the model is not changed, but for memory that it has for them.
@@ -127,9 +120,7 @@ class Loading:
             DoesNotFitError: a device has no room.
             CheckpointError: reading failed.
         """
-        ways: dict[Way, list[Target]] = {"map": [], "stream": [], "convert": [], "write": []}
-        for target in self.plan.targets:
-            ways[self.way_of(target)].append(target)
+        ways = self.ways
         try:
             with collector_paused():
                 for target in ways["map"]:
@@ -273,6 +264,15 @@ class Loading:
                 f"device_map or max_memory. ({error!s:.300})"
             )
         return error
+
+
+def _way_of(target: Target) -> Way:
+    in_file = target.info.offset is not None
+    if target.device == DISK:
+        return "write" if target.is_cast or not in_file else "map"
+    if target.device.is_accelerator or target.is_cast:
+        return "stream" if in_file else "convert"
+    return "convert" if target.part is not None and not in_file else "map"
 
 
 def _request(target: Target) -> Request:

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 
 from anydevice.checkpoint.index_file import inside, read_index
 from anydevice.errors import CheckpointNotFoundError
+from anydevice.text import list_some
 
 __all__ = ["Choice", "Found", "choose", "find_local"]
 
@@ -20,6 +21,8 @@ _NOT_WEIGHTS: Final = re.compile(
 )
 #: Names that mean "the weights" when other files are there too.
 _CANONICAL: Final = ("model", "diffusion_pytorch_model", "pytorch_model", "adapter_model")
+#: How many of a folder's files a message lists.
+_SHOWN: Final = 8
 _SHARD: Final = re.compile(r"(?P<stem>.+)-(?P<number>\d{2,})-of-(?P<count>\d{2,})(?P<rest>\..+)")
 
 
@@ -112,11 +115,11 @@ def choose(names: Collection[str], variant: str | None, where: str) -> Choice:
     if ambiguous:
         raise CheckpointNotFoundError(
             f"{where} has several files of weights{of_variant}, or incomplete shards: "
-            f"{_some(ambiguous)}. Name the file or index itself, or its variant."
+            f"{list_some(ambiguous, _SHOWN)}. Name the file or index itself, or its variant."
         )
     raise CheckpointNotFoundError(
         f"no weights{of_variant} in {where}: no safetensors or torch file and no index. "
-        f"It has {_some(list(names))}."
+        f"It has {list_some(list(names), _SHOWN, empty='no file')}."
     )
 
 
@@ -166,8 +169,3 @@ def _complete_groups(shards: list[str]) -> list[list[str]]:
         for (_, count, _), found in groups.items()
         if len(found) == int(count)
     ]
-
-
-def _some(names: list[str]) -> str:
-    shown = ", ".join(names[:8]) or "no file"
-    return shown if len(names) <= 8 else f"{shown} and {len(names) - 8} more"

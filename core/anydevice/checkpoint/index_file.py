@@ -10,6 +10,7 @@ from pathlib import Path
 from anydevice.checkpoint.mapped import FileIdentity
 from anydevice.checkpoint.strict_json import LARGEST_JSON, parse_json
 from anydevice.errors import CheckpointNotFoundError, CorruptCheckpointError, UnsafeCheckpointError
+from anydevice.text import list_some
 
 __all__ = ["inside", "read_index"]
 
@@ -72,10 +73,9 @@ def _check_total(path: str, metadata: object) -> None:
 def _require_all(path: str, shards: dict[str, str]) -> None:
     missing = [name for name, full in shards.items() if not os.path.exists(full)]
     if missing:
-        shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if missing[5:] else "")
         raise CheckpointNotFoundError(
-            f"{len(missing)} of the {len(shards)} files that {path} names are missing: {shown}. "
-            "Fetch them too."
+            f"{len(missing)} of the {len(shards)} files that {path} names are missing: "
+            f"{list_some(missing)}. Fetch them too."
         )
 
 

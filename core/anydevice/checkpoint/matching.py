@@ -217,12 +217,12 @@ def _plan_group(
     name = present[0]
     info = checkpoint[name]
     shape = _shape(info, old)
-    wrong = [n for n in present if shape is None or _shape(checkpoint[n], old) is None]
-    if shape is None or wrong:
+    others = [n for n in present[1:] if _shape(checkpoint[n], old) is None]
+    if shape is None or others:
         plan.mismatched += [
             f"{other} has shape {tuple(checkpoint[other].shape)} in the checkpoint and "
             f"{tuple(old.shape)} in the model"
-            for other in wrong
+            for other in ([name] if shape is None else []) + others
         ]
         return
     dtype = casting.result(names[0], info, old)

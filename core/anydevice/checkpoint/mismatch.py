@@ -8,6 +8,7 @@ from torch import nn
 
 from anydevice.checkpoint.matching import EXTRA_STATE, Plan
 from anydevice.errors import CheckpointMismatchError
+from anydevice.text import list_some
 
 __all__ = ["require_match"]
 
@@ -74,5 +75,4 @@ def _common_prefix(names: list[str], longer: list[str]) -> str:
 
 
 def _list(names: list[str], separator: str = ", ") -> str:
-    shown = separator.join(names[:_MOST_SHOWN])
-    return shown if len(names) <= _MOST_SHOWN else f"{shown} and {len(names) - _MOST_SHOWN} more"
+    return list_some(names, _MOST_SHOWN, separator=separator)

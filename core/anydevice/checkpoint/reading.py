@@ -89,6 +89,9 @@ class _FileCheckpoint(Checkpoint):
     def __getitem__(self, name: str) -> TensorInfo:
         return self._infos[name]
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._infos
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._infos)
 
