@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from anydevice import sizes
+from anydevice.devices import parse_device
 from anydevice.errors import DoesNotFitError
 from anydevice.placement import blocks, get_balanced_memory, infer_auto_device_map
 
@@ -67,7 +68,7 @@ def test_when_nothing_can_rest_on_the_accelerator_it_still_runs_everything() -> 
     plan = infer_auto_device_map(linears(50, 50, 50), {0: 60, "cpu": 10**6})
     assert plan == {"": "cpu"}
     assert plan.main_device == 0
-    assert plan.room == {"accelerator:0": 50}
+    assert plan.room == {str(parse_device(0)): 50}
 
 
 def test_the_host_keeps_room_for_what_comes_from_the_disk() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from anydevice.text import format_bytes
+
 __all__ = ["size_text", "table"]
 
 
@@ -17,11 +19,4 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def size_text(size: int | None) -> str:
     """Bytes for a person: ``"1.5 GiB"``; ``"?"`` when not known."""
-    if size is None:
-        return "?"
-    amount = float(size)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(amount) < 1024:
-            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
-        amount /= 1024
-    return f"{amount:.1f} TiB"
+    return "?" if size is None else format_bytes(size)

@@ -18,12 +18,11 @@ from anydevice.devices import CPU, DISK, Device, DeviceLike, resolve_device
 from anydevice.errors import DoesNotFitError, ModelError
 from anydevice.hooks.resting import Weight
 from anydevice.modules import Slot
-from anydevice.placement import DeviceMap, Placement, format_bytes
+from anydevice.placement import DeviceMap, Placement
 from anydevice.sizes import tensor_bytes
+from anydevice.text import format_bytes, list_some
 
 __all__ = ["Places", "check_room", "put_in_place"]
-
-_SHOWN = 5
 
 
 class Places:
@@ -127,8 +126,8 @@ def put_in_place(
     ]
     if to_write and offload_dir is None:
         raise ModelError(
-            f"{_some([w.names[0] for w in to_write])} shall rest on the disk and must be written "
-            "there: give offload_dir (offload_folder), the folder for it"
+            f"{list_some([w.names[0] for w in to_write])} shall rest on the disk and must be "
+            "written there: give offload_dir (offload_folder), the folder for it"
         )
     check_room(weights)
     if to_write and offload_dir is not None:
@@ -218,7 +217,7 @@ def _check_values(weights: Sequence[Weight], values: Mapping[int, torch.Tensor])
     empty = [w.names[0] for w in weights if w.tensor.is_meta and id(w) not in values]
     if empty:
         raise ModelError(
-            f"{_some(empty)} have no value (they are on meta): load a checkpoint first, as "
+            f"{list_some(empty)} have no value (they are on meta): load a checkpoint first, as "
             "load_checkpoint_and_dispatch does, or give their values in state_dict"
         )
     for weight in weights:
@@ -232,8 +231,3 @@ def _check_values(weights: Sequence[Weight], values: Mapping[int, torch.Tensor])
 
 def _is_on_disk(tensor: torch.Tensor) -> bool:
     return tensor.numel() == 0 or is_unwritten(tensor)
-
-
-def _some(names: list[str]) -> str:
-    shown = ", ".join(names[:_SHOWN])
-    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"

@@ -14,9 +14,9 @@ from anydevice.errors import DeviceMapError, DoesNotFitError
 from anydevice.hooks import remove_hook_from_submodules
 from anydevice.hooks.resting import Weight, gather_weights
 from anydevice.modules import iter_slots
-from anydevice.placement import format_bytes
 from anydevice.sizes import tensor_bytes
 from anydevice.tensors import move_tensor
+from anydevice.text import format_bytes
 
 __all__ = ["get_state_dict_offloaded_model", "undispatch"]
 

@@ -11,18 +11,16 @@ from torch import nn
 
 from anydevice.devices import CPU, Device, DeviceLike, parse_device
 from anydevice.errors import ModelError, UnplacedWeightError
-from anydevice.hooks.base import ModelHook
+from anydevice.hooks.base import HOOK, ModelHook
 from anydevice.hooks.glue import with_glue, without_glue
 from anydevice.hooks.resting import gather_weights
 from anydevice.hooks.writeback import Copies
 from anydevice.modules import Slot, iter_slots
 from anydevice.tensors import all_on_device, find_device, move_tensor, send_to_device
+from anydevice.text import list_some
 from anydevice.transfer import Engine, Unit
 
 __all__ = ["AlignDevicesHook", "find_aliases"]
-
-#: How many names a message lists.
-_SHOWN = 5
 
 
 class AlignDevicesHook(ModelHook):
@@ -315,7 +313,7 @@ def _are_there(args: tuple[Any, ...], kwargs: dict[str, Any], target: torch.devi
 
 def _settle(module: nn.Module, *_args: Any) -> None:
     """Before values are loaded into page-locked weights: what still reads the old has to end."""
-    hook = getattr(module, "_hf_hook", None)
+    hook = getattr(module, HOOK, None)
     for part in getattr(hook, "hooks", (hook,)):
         passes = getattr(part, "passes", None)
         if passes is not None:
@@ -373,10 +371,9 @@ _TABLES = frozenset({"_parameters", "_buffers", "_modules", "__class__"})
 def _explain(
     module: nn.Module, stray: list[tuple[str, torch.device]], target: torch.device | None
 ) -> str:
-    names = ", ".join(f"{name} ({device})" for name, device in stray[:_SHOWN])
-    more = f" and {len(stray) - _SHOWN} more" if len(stray) > _SHOWN else ""
+    names = list_some([f"{name} ({device})" for name, device in stray])
     return (
-        f"{type(module).__name__} runs on {target}, but its weights {names}{more} are elsewhere, "
+        f"{type(module).__name__} runs on {target}, but its weights {names} are elsewhere, "
         "and it seems to use one of them without calling the module that holds it. Name its "
         "class in preload_module_classes, or put both on one device in the device map. If the "
         "model was moved after it was dispatched, undo that with anydevice.undispatch."

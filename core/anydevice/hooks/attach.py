@@ -10,7 +10,7 @@ from torch import nn
 
 from anydevice.devices import CPU, Device, DeviceLike, parse_device
 from anydevice.hooks.align import AlignDevicesHook
-from anydevice.hooks.base import add_hook_to_module
+from anydevice.hooks.base import HOOK, add_hook_to_module
 from anydevice.hooks.resting import gather_weights
 from anydevice.hooks.units import Layout, attach_units
 from anydevice.modules import Slot, iter_slots
@@ -44,7 +44,7 @@ def attach_execution_device_hook(
         tied_params_map: accepted for compatibility; ties hold without it.
     """
     whole = type(module).__name__ in (preload_module_classes or ())
-    if "_hf_hook" not in module.__dict__ and next(iter_slots(module), None) is not None:
+    if HOOK not in module.__dict__ and next(iter_slots(module), None) is not None:
         hook = AlignDevicesHook(
             execution_device,
             skip_keys=skip_keys,

@@ -7,7 +7,7 @@ reads any device map.
 from anydevice.placement.auto import STRATEGIES, infer_auto_device_map, resolve_device_map
 from anydevice.placement.balance import get_balanced_memory
 from anydevice.placement.blocks import find_blocks
-from anydevice.placement.budgets import format_bytes, get_max_memory, parse_bytes
+from anydevice.placement.budgets import get_max_memory, parse_bytes
 from anydevice.placement.maps import DeviceMap, check_device_map
 from anydevice.placement.result import Placed, Placement, Share
 
@@ -19,7 +19,6 @@ __all__ = [
     "Share",
     "check_device_map",
     "find_blocks",
-    "format_bytes",
     "get_balanced_memory",
     "get_max_memory",
     "infer_auto_device_map",

@@ -14,13 +14,14 @@ from anydevice.devices import CPU, DISK, Device, DeviceLike, parse_device
 from anydevice.errors import DoesNotFitError, ModelError, UnknownDeviceError
 from anydevice.placement.balance import get_balanced_memory
 from anydevice.placement.blocks import Inventory, take_inventory
-from anydevice.placement.budgets import Budget, Headroom, format_bytes, read_budgets
+from anydevice.placement.budgets import Budget, Headroom, read_budgets
 from anydevice.placement.bundles import visit_bytes
 from anydevice.placement.given import account
 from anydevice.placement.maps import check_device_map
 from anydevice.placement.planner import Plan, plan_blocks
 from anydevice.placement.result import Placed, Placement, Share
 from anydevice.sizes import DtypeLike
+from anydevice.text import format_bytes
 
 __all__ = ["STRATEGIES", "infer_auto_device_map", "resolve_device_map"]
 

@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
 
 from anydevice import registry
+from anydevice.backend import DeviceBackend
 from anydevice.devices import CPU, DISK, META, Device, parse_device
 from anydevice.errors import BackendError, BudgetError, UnknownDeviceError
 
-__all__ = ["Budget", "Headroom", "format_bytes", "get_max_memory", "parse_bytes", "read_budgets"]
+__all__ = ["Budget", "Headroom", "get_max_memory", "parse_bytes", "read_budgets"]
 
 #: Bytes (``2**30``, ``"2GiB"``), a share of the budget (``0.1``), or either for each device.
 Headroom: TypeAlias = "int | float | str | Mapping[Any, int | float | str] | None"
@@ -21,7 +22,6 @@ Headroom: TypeAlias = "int | float | str | Mapping[Any, int | float | str] | Non
 DEFAULT_HEADROOM: Final = 0.1
 
 _SIZE: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(?:e\+?(\d+))?\s*(?:([kmgtp])(i?)b?|b)?", re.I)
-_DEFAULT_PRIORITY: Final = 100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,16 +75,6 @@ def parse_bytes(size: int | float | str) -> int:
     if number_of_bytes < 0:
         raise BudgetError(f"{size!r} is not a size: it is negative")
     return number_of_bytes
-
-
-def format_bytes(size: int) -> str:
-    """Write a size for a person, such as ``"1.5 GiB"``."""
-    number = float(size)
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if abs(number) < 1024 or unit == "TiB":
-            break
-        number /= 1024
-    return f"{number:.0f} {unit}" if unit == "B" or number >= 100 else f"{number:.3g} {unit}"
 
 
 def _unreadable(size: object) -> str:
@@ -212,7 +202,7 @@ def _priority(kind: str) -> int:
     try:
         return registry.get_backend(kind).priority
     except (BackendError, UnknownDeviceError):
-        return _DEFAULT_PRIORITY
+        return DeviceBackend.priority
 
 
 def _disk_cap(budgets: list[Budget], disk: bool | int | str) -> list[Budget]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from anydevice.placement.budgets import format_bytes
+from anydevice.text import format_bytes
 
 if TYPE_CHECKING:
     from anydevice.placement.result import Placed, Placement, Share

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Iterable, Mapping
 
 from torch import nn
 
-from anydevice.devices import CPU, Device, DeviceLike, parse_device
+from anydevice.devices import CPU, Device, DeviceLike, first_accelerator, parse_device
 from anydevice.errors import DeviceMapError, UnknownDeviceError
 from anydevice.modules import iter_slots
+from anydevice.text import list_some
 
 __all__ = ["DeviceMap", "check_device_map"]
-
-#: How many names a message lists before it says how many more there are.
-_SHOWN: Final = 5
 
 
 class DeviceMap:
@@ -55,7 +52,7 @@ class DeviceMap:
     @property
     def main_device(self) -> Device:
         """Where offloaded modules are run: the first accelerator of the map, else the host."""
-        return next((device for device in self.devices if device.is_accelerator), CPU)
+        return first_accelerator(self.devices) or CPU
 
     def key_of(self, name: str) -> str | None:
         """The entry that covers a module or tensor: its longest prefix; None when there is none."""
@@ -74,7 +71,7 @@ class DeviceMap:
         key = self.key_of(name)
         if key is None:
             raise DeviceMapError(
-                f"device_map gives no device for {name!r}; it names {_some(list(self._entries))}"
+                f"device_map gives no device for {name!r}; it names {_some(self._entries)}"
             )
         return self._entries[key]
 
@@ -120,7 +117,5 @@ def _exists(model: nn.Module, name: str) -> bool:
     return not name or any(leaf in t for t in (owner._modules, owner._parameters, owner._buffers))
 
 
-def _some(names: list[str]) -> str:
-    """The first few names, and how many more there are."""
-    shown = ", ".join(repr(name) for name in names[:_SHOWN]) or "nothing"
-    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"
+def _some(names: Iterable[str]) -> str:
+    return list_some([repr(name) for name in names])

@@ -10,7 +10,7 @@ from html import escape
 from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
-from anydevice.placement.budgets import format_bytes
+from anydevice.text import format_bytes
 
 if TYPE_CHECKING:
     from anydevice.placement.result import Placed, Placement, Share
