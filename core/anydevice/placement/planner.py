@@ -226,7 +226,7 @@ def _with_room(
         if not rest:
             break
         largest = max(rest, key=lambda i: visitor(bundles[i]))
-        if step == 0:  # the walk has seen that the others do not fit, but for their ties
+        if step == 0 and not spare:  # the walk saw that the others do not fit, but for their ties
             rest = [i for i in rest if bundles[i].shared]
         better = lift(bundles, where, largest, rest, capacities, need, share)
         if better is None:
