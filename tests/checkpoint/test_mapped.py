@@ -126,8 +126,27 @@ def test_a_changed_file_is_noticed_and_mapped_anew(numbers):
         old.check()
 
 
-def test_touch_reads_and_keeps(numbers):
+def test_reading_ahead_keeps_what_is_there(numbers):
     file = map_file(numbers)
-    file.touch(100, 9000)
-    file.touch(0, 0)
+    file.will_need(100, 9000)
     assert is_unwritten(file.tensor(0, torch.float32, (4096,)))
+
+
+def test_a_mapping_of_ones_own_sees_no_other_views_writes(numbers):
+    shared = map_file(numbers).tensor(0, torch.float32, (4,))
+    own = map_file(numbers, own=True).tensor(0, torch.float32, (4,))
+    another = map_file(numbers, own=True).tensor(0, torch.float32, (4,))
+    own.fill_(9.0)
+    assert shared.tolist() == another.tolist() == [0.0, 1.0, 2.0, 3.0]
+    assert map_file(numbers).tensor(0, torch.float32, (4,)).data_ptr() == shared.data_ptr()
+    assert {backing_of(t).offset for t in (shared, own, another)} == {0}
+    assert not is_unwritten(own)
+    assert is_unwritten(another)
+
+
+def test_a_default_device_of_the_caller_is_no_matter(numbers):
+    with torch.device("meta"):
+        file = map_file(numbers)
+        assert not file.tensor(0, torch.float32, (4,)).is_meta
+        assert not file.tensor(0, torch.float32, (0,)).is_meta
+        assert is_unwritten(file.tensor(0, torch.float32, (4,)))

@@ -12,7 +12,7 @@ __all__ = ["LARGEST_JSON", "parse_json"]
 #: Bytes of a header or an index. The largest models' are a few million.
 LARGEST_JSON: Final = 100_000_000
 #: Keys, of all objects in it: they cost more time and memory than their text alone.
-_MOST_KEYS: Final = 5_000_000
+_MOST_KEYS: Final = 2_000_000
 
 
 def parse_json(raw: bytes, what: str) -> dict[str, Any]:
