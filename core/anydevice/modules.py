@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from anydevice.devices import DeviceLike, parse_device
+from anydevice.devices import CPU, Device, DeviceLike, parse_device
 from anydevice.errors import ModelError
 from anydevice.tensors import move_tensor
 
@@ -24,6 +24,7 @@ __all__ = [
     "find_slot",
     "get_module_children_bottom_up",
     "iter_slots",
+    "own_device",
     "set_module_tensor_to_device",
 ]
 
@@ -87,6 +88,17 @@ def iter_slots(
                     yield dot + name, Slot(owner, name, True)
         if recurse:
             stack += [(dot + n, m) for n, m in reversed(owner._modules.items()) if m is not None]
+
+
+def own_device(module: nn.Module, *, buffers: bool = True) -> Device:
+    """The device of a module's first tensor; the host where it has none, or one on meta.
+
+    Args:
+        module: the module.
+        buffers: whether a buffer may be that tensor.
+    """
+    first = next((slot.get() for _, slot in iter_slots(module, buffers=buffers)), None)
+    return CPU if first is None or first.is_meta else parse_device(first.device)
 
 
 def find_slot(module: nn.Module, name: str) -> Slot:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from anydevice.errors import ModelError
-from anydevice.modules import find_slot, iter_slots
+from anydevice.modules import Slot, find_slot, iter_slots
 
 __all__ = [
     "DtypeLike",
@@ -28,6 +28,7 @@ __all__ = [
     "get_max_layer_size",
     "retie_parameters",
     "tensor_bytes",
+    "tie_groups",
     "tie_key",
 ]
 
@@ -227,6 +228,16 @@ def _own_tensors(module: Any) -> Iterable[tuple[str, Any]]:
 # ---------------------------------------------------------------------- ties
 
 
+def tie_groups(model: nn.Module) -> list[tuple[list[str], list[Slot]]]:
+    """The names and slots of each distinct tensor of a model, in the model's order."""
+    groups: dict[Hashable, tuple[list[str], list[Slot]]] = {}
+    for name, slot in iter_slots(model):
+        names, slots = groups.setdefault(tie_key(slot.table[slot.name]), ([], []))
+        names.append(name)
+        slots.append(slot)
+    return list(groups.values())
+
+
 def find_tied_parameters(model: nn.Module) -> list[list[str]]:
     """Find parameters and buffers that are one tensor under several names.
 
@@ -236,12 +247,7 @@ def find_tied_parameters(model: nn.Module) -> list[list[str]]:
     Returns:
         One list of names for each such tensor, in the model's order.
     """
-    names: dict[Hashable, list[str]] = defaultdict(list)
-    for name, slot in iter_slots(model):
-        tensor = slot.get()
-        if tensor is not None:
-            names[tie_key(tensor)].append(name)
-    return [group for group in names.values() if len(group) > 1]
+    return [names for names, _ in tie_groups(model) if len(names) > 1]
 
 
 def retie_parameters(model: nn.Module, tied_params: Iterable[Sequence[str]]) -> None:

@@ -32,6 +32,7 @@ from anydevice.devices import CPU, DISK, Device
 from anydevice.errors import AnyDeviceError, CheckpointError, DoesNotFitError, OffloadStoreError
 from anydevice.modules import exchange
 from anydevice.tensors import move_tensor
+from anydevice.text import list_some
 
 __all__ = ["LoadOptions", "LoadReport", "Loading", "collector_paused", "memory_to_fill"]
 
@@ -353,8 +354,7 @@ def _no_folder(targets: list[Target]) -> str:
 def warn_of_unexpected(model: nn.Module, source: str, names: list[str]) -> None:
     """Say once that the checkpoint has more than the model."""
     if names:
-        shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if names[5:] else "")
-        _log.warning("%s has no place for %s of %s", type(model).__name__, shown, source)
+        _log.warning("%s has no place for %s of %s", type(model).__name__, list_some(names), source)
 
 
 @contextlib.contextmanager

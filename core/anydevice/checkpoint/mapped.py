@@ -161,14 +161,6 @@ class MappedFile:
         start = offset // _PAGE * _PAGE
         self._mapping.madvise(mmap.MADV_WILLNEED, start, min(offset + nbytes, self.nbytes) - start)
 
-    def touch(self, offset: int, nbytes: int) -> None:
-        """Bring these bytes into memory now."""
-        if self._mapping is None or nbytes <= 0:
-            return
-        self.will_need(offset, nbytes)
-        data = torch.frombuffer(self._mapping, dtype=torch.uint8, count=nbytes, offset=offset)
-        data[::_PAGE].sum()
-
 
 # ---------------------------------------------------------------------- making and finding mappings
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Hashable, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -15,9 +15,9 @@ from anydevice.checkpoint.reading import Checkpoint
 from anydevice.checkpoint.shards import Part, info_of_part, is_sharded, mesh_device, own_part
 from anydevice.devices import CPU, META, Device, parse_device, resolve_device
 from anydevice.errors import DeviceMapError, ModelError
-from anydevice.modules import Slot, as_dtype, iter_slots
+from anydevice.modules import Slot, as_dtype
 from anydevice.placement import DeviceMap
-from anydevice.sizes import tie_key
+from anydevice.sizes import tie_groups
 
 __all__ = ["Casting", "ExtraState", "Plan", "Target", "make_plan"]
 
@@ -176,22 +176,12 @@ def make_plan(
     places = _Places(device_map, offload_buffers)
     plan = Plan()
     used: set[str] = set()
-    for names, slots in _tie_groups(model):
+    for names, slots in tie_groups(model):
         _plan_group(plan, checkpoint, names, slots, casting, places, used)
     _plan_extra_states(plan, model, checkpoint, used)
     _attach_scales(plan, checkpoint, used)
     plan.unexpected = [n for n in (*checkpoint, *checkpoint.extras) if n not in used]
     return plan
-
-
-def _tie_groups(model: nn.Module) -> Iterator[tuple[list[str], list[Slot]]]:
-    """Names and slots of each distinct tensor of a model."""
-    groups: dict[Hashable, tuple[list[str], list[Slot]]] = {}
-    for name, slot in iter_slots(model):
-        names, slots = groups.setdefault(tie_key(slot.table[slot.name]), ([], []))
-        names.append(name)
-        slots.append(slot)
-    yield from groups.values()
 
 
 def _plan_group(

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from anydevice.devices import CPU, DISK, Device, DeviceLike, parse_device, resolve_device
+from anydevice.devices import CPU, DISK, Device, DeviceLike, resolve_device
 from anydevice.dispatch.models import dispatch_offloaded
 from anydevice.hooks import CpuOffload, UserCpuOffloadHook, add_hook_to_module
-from anydevice.modules import iter_slots
+from anydevice.modules import own_device
 
 __all__ = ["cpu_offload", "cpu_offload_with_hook", "disk_offload"]
 
@@ -111,7 +111,4 @@ def cpu_offload_with_hook(
 
 
 def _executing(model: nn.Module, device: DeviceLike | None) -> Device:
-    if device is not None:
-        return resolve_device(device)
-    first = next((s.get() for _, s in iter_slots(model, buffers=False)), None)
-    return CPU if first is None or first.is_meta else parse_device(first.device)
+    return own_device(model, buffers=False) if device is None else resolve_device(device)

@@ -15,7 +15,7 @@ from anydevice.hooks.base import HOOK, ModelHook
 from anydevice.hooks.glue import with_glue, without_glue
 from anydevice.hooks.resting import gather_weights
 from anydevice.hooks.writeback import Copies
-from anydevice.modules import Slot, iter_slots
+from anydevice.modules import Slot, iter_slots, own_device
 from anydevice.tensors import all_on_device, find_device, move_tensor, send_to_device
 from anydevice.text import list_some
 from anydevice.transfer import Engine, Unit
@@ -168,8 +168,7 @@ class AlignDevicesHook(ModelHook):
     def _device(self, module: nn.Module) -> Device:
         if self.execution_device is not None:
             return parse_device(self.execution_device)
-        first = next((slot.get() for _, slot in iter_slots(module)), None)
-        device = CPU if first is None or first.is_meta else parse_device(first.device)
+        device = own_device(module)
         self.execution_device = device.torch
         return device
 

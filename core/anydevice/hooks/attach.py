@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from anydevice.devices import CPU, Device, DeviceLike, parse_device
+from anydevice.devices import CPU, Device, DeviceLike
 from anydevice.hooks.align import AlignDevicesHook
 from anydevice.hooks.base import HOOK, add_hook_to_module
 from anydevice.hooks.resting import gather_weights
 from anydevice.hooks.units import Layout, attach_units
-from anydevice.modules import Slot, iter_slots
+from anydevice.modules import Slot, iter_slots, own_device
 from anydevice.placement import DeviceMap, find_blocks
 from anydevice.tensors import move_tensor
 from anydevice.transfer import Engine
@@ -90,7 +90,7 @@ def attach_align_device_hook(
     """
     attach_align_device_hook_on_blocks(
         module,
-        execution_device if execution_device is not None else _own_device(module),
+        execution_device if execution_device is not None else own_device(module),
         offload,
         weights_map,
         offload_buffers,
@@ -130,7 +130,7 @@ def attach_align_device_hook_on_blocks(
         ModelError: a weight is on meta and has no value.
     """
     if execution_device is None:
-        execution_device = _own_device(module)
+        execution_device = own_device(module)
     if not isinstance(execution_device, Mapping):
         execution_device = dict.fromkeys(
             offload if isinstance(offload, Mapping) else [module_name], execution_device
@@ -158,11 +158,6 @@ def attach_align_device_hook_on_blocks(
         prefix=module_name,
     )
     attach_units(module, layout, Engine())
-
-
-def _own_device(module: nn.Module) -> Device:
-    tensor = next((slot.get() for _, slot in iter_slots(module)), None)
-    return CPU if tensor is None or tensor.is_meta else parse_device(tensor.device)
 
 
 def _covering(places: DeviceMap, name: str) -> Device | None:

@@ -25,7 +25,7 @@ from torch import nn
 from anydevice.devices import Device
 from anydevice.hooks.align import AlignDevicesHook
 from anydevice.hooks.base import add_hook_to_module
-from anydevice.modules import Slot
+from anydevice.modules import Slot, iter_slots
 from anydevice.sizes import tensor_bytes
 from anydevice.transfer import Engine, Unit
 
@@ -119,7 +119,7 @@ class _Attaching:
         if forced is None and type(module).__name__ in self.preload:
             forced = place = place or self.layout.main
         target = (place or self.layout.main).torch
-        own = list(_direct_slots(name, module))
+        own = list(iter_slots(module, name, recurse=False))
         away = [(n, s) for n, s in own if _is_away(s, target)]
         node = _Node(name, module, place, own, away, {place}, 0, False, False, [])
         self.nodes[id(module)] = node
@@ -229,15 +229,6 @@ class _Attaching:
 
 
 # ---------------------------------------------------------------------- looking at modules
-
-
-def _direct_slots(name: str, module: nn.Module) -> Iterator[tuple[str, Slot]]:
-    dot = f"{name}." if name else ""
-    tables: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
-    for is_buffer, table in enumerate(tables):
-        for key, tensor in table.items():
-            if tensor is not None:
-                yield dot + key, Slot(module, key, bool(is_buffer))
 
 
 def _is_away(slot: Slot, target: torch.device) -> bool:
