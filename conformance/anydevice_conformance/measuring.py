@@ -98,7 +98,9 @@ def observe(
     fault: str | None = "too little free memory to see anything"
     hostly = is_host_memory(subject, index)
     patience = _HOST_LAG if hostly else 0.0
-    accounts = [read, lambda: read() + kernel_cache()] if hostly else [read]
+    accounts: list[Callable[[], int]] = (
+        [read, lambda: read() + kernel_cache()] if hostly else [read]
+    )
     for size in sizes(subject, index):
         # Once on a device of its own: some faults show only the first time.
         for _ in range(_TRIES if hostly else 1):

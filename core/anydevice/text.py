@@ -1,10 +1,53 @@
-"""Names and sizes as a person reads them, for messages and tables."""
+"""Names and sizes as a person reads and writes them."""
 
 from __future__ import annotations
 
+import math
+import operator
+import re
 from collections.abc import Sequence
+from typing import Final
 
-__all__ = ["format_bytes", "list_some"]
+from anydevice.errors import BudgetError
+
+__all__ = ["format_bytes", "list_some", "parse_bytes"]
+
+_SIZE: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(?:e\+?(\d+))?\s*(?:([kmgtp])(i?)b?|b)?", re.I)
+
+
+def parse_bytes(size: int | float | str) -> int:
+    """Read a size.
+
+    Args:
+        size: bytes, or a number with a unit: ``"10GB"`` is 10 * 10**9, ``"10GiB"`` is 10 * 2**30;
+            B, KB, MB, GB, TB, PB and KiB ... PiB, in any case. Units are bytes, never bits.
+
+    Raises:
+        BudgetError: it cannot be read, is negative, or is not finite.
+    """
+    if isinstance(size, str):
+        match = _SIZE.fullmatch(size.strip())
+        if match is None:
+            raise BudgetError(_unreadable(size))
+        number, exponent, prefix, binary = match.groups()
+        power = " kmgtp".index((prefix or " ").lower())
+        scale = (1024 if binary else 1000) ** power * 10 ** int(exponent or 0)
+        whole = int(number) * scale if "." not in number else round(float(number) * scale)
+        return int(whole)
+    if isinstance(size, bool):
+        raise BudgetError(_unreadable(size))
+    if isinstance(size, float):
+        if not math.isfinite(size):
+            raise BudgetError(_unreadable(size))
+        number_of_bytes = int(size)
+    else:
+        try:
+            number_of_bytes = operator.index(size)
+        except TypeError:
+            raise BudgetError(_unreadable(size)) from None
+    if number_of_bytes < 0:
+        raise BudgetError(f"{size!r} is not a size: it is negative")
+    return number_of_bytes
 
 
 def format_bytes(size: int) -> str:
@@ -34,3 +77,7 @@ def list_some(
     """
     shown = separator.join(names[:most]) or empty
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+
+
+def _unreadable(size: object) -> str:
+    return f"{size!r} is not a size: use bytes, or a string such as '10GiB', '1.5GB' or '512MB'"

@@ -12,37 +12,7 @@ from anydevice import registry
 from anydevice.backend import Capabilities, DeviceBackend, MemoryInfo
 from anydevice.devices import CPU, Device, parse_device
 from anydevice.errors import BudgetError, DoesNotFitError, ModelError, UnknownDeviceError
-from anydevice.placement import get_max_memory, infer_auto_device_map, parse_bytes
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [
-        (7, 7),
-        ("7", 7),
-        ("512B", 512),
-        ("100KB", 100_000),
-        ("512MB", 512 * 10**6),
-        ("10GB", 10 * 10**9),
-        ("10GiB", 10 * 2**30),
-        ("1.5TiB", 3 * 2**39),
-        (" 2 gib ", 2**31),
-        ("3G", 3 * 10**9),
-        ("1e3MB", 10**9),
-        (2.0**20, 2**20),
-    ],
-)
-def test_sizes_that_can_be_read(text: Any, size: int) -> None:
-    assert parse_bytes(text) == size
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["10 gigs", "", "GB", "-1GB", "1,5GB", "10GBs", -1, float("nan"), float("inf"), True, None],
-)
-def test_sizes_that_cannot(text: Any) -> None:
-    with pytest.raises(BudgetError, match="is not a size"):
-        parse_bytes(text)
+from anydevice.placement import get_max_memory, infer_auto_device_map
 
 
 def test_budgets_are_sorted_by_speed_keep_their_spelling_and_are_not_changed() -> None:

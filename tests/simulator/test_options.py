@@ -3,21 +3,7 @@
 import pytest
 
 from anydevice_conformance.simulator import options
-from anydevice_conformance.simulator.options import Options, parse_bytes, parse_options
-
-
-@pytest.mark.parametrize(
-    ("value", "want"),
-    [(7, 7), ("7", 7), ("64MiB", 64 << 20), ("1.5 GiB", 3 << 29), ("2KB", 2000), ("0", 0)],
-)
-def test_bytes_are_read(value, want):
-    assert parse_bytes(value) == want
-
-
-@pytest.mark.parametrize("value", ["", "MiB", "-1", "1XiB", "lots"])
-def test_other_text_is_not_bytes(value):
-    with pytest.raises(ValueError, match="is not a number of bytes"):
-        parse_bytes(value)
+from anydevice_conformance.simulator.options import Options, parse_options
 
 
 @pytest.mark.parametrize(
@@ -26,6 +12,7 @@ def test_other_text_is_not_bytes(value):
         ({"mode": "eager"}, "the modes are sync, lazy, thread, random"),
         ({"h2d": 0}, "h2d=0: a bandwidth is above 0"),
         ({"kernel": -1}, "kernel=-1: a time is 0 us or more"),
+        ({"memory": "lots"}, "'lots' is not a size"),
         ({"memory": ["1GiB"]}, "1 values for 2 devices"),
     ],
 )

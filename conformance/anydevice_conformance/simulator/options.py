@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import sys
 from collections.abc import Sequence
 from typing import Any, Final, Literal, get_args
 
-__all__ = ["MODES", "Memory", "Mode", "Options", "parse_bytes", "parse_options"]
+from anydevice.text import parse_bytes
+
+__all__ = ["MODES", "Memory", "Mode", "Options", "parse_options"]
 
 #: When queued work runs; see `Options`.
 Mode = Literal["sync", "lazy", "thread", "random"]
@@ -16,10 +17,6 @@ Mode = Literal["sync", "lazy", "thread", "random"]
 MODES: Final[tuple[str, ...]] = get_args(Mode)
 #: Bytes as a number, or text such as ``"64MiB"``.
 Memory = int | str
-
-_UNITS: Final = {"": 1, "B": 1}
-_UNITS.update({p + "iB": 2 ** (10 * n) for n, p in enumerate("KMGT", start=1)})
-_UNITS.update({p + "B": 1000**n for n, p in enumerate("KMGT", start=1)})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,14 +85,6 @@ class Options:
         limit = self.pinned_limit
         arguments["pinned_limit"] = sys.maxsize if limit is None else parse_bytes(limit)
         return {"capacity": self.capacities(), **arguments}
-
-
-def parse_bytes(value: Memory) -> int:
-    """Read ``1024`` or ``"64MiB"`` as bytes."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?i?B|)\s*", str(value))
-    if match is None or match[2] not in _UNITS:
-        raise ValueError(f"{value!r} is not a number of bytes: write 67108864 or '64MiB'")
-    return int(float(match[1]) * _UNITS[match[2]])
 
 
 def parse_options(text: str) -> Options:

@@ -337,7 +337,7 @@ def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         yield from _pieces(tensor[0])
     else:
         rows = max(1, len(tensor) * PIECE // tensor.nbytes)
-        for part in tensor.split(rows):
+        for part in tensor.split(rows):  # type: ignore[no-untyped-call]
             yield from _pieces(part)
 
 

@@ -7,7 +7,7 @@ reads any device map.
 from anydevice.placement.auto import STRATEGIES, infer_auto_device_map, resolve_device_map
 from anydevice.placement.balance import get_balanced_memory
 from anydevice.placement.blocks import find_blocks
-from anydevice.placement.budgets import get_max_memory, parse_bytes
+from anydevice.placement.budgets import get_max_memory
 from anydevice.placement.maps import DeviceMap, check_device_map
 from anydevice.placement.result import Placed, Placement, Share
 
@@ -22,6 +22,5 @@ __all__ = [
     "get_balanced_memory",
     "get_max_memory",
     "infer_auto_device_map",
-    "parse_bytes",
     "resolve_device_map",
 ]

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-import operator
-import re
 from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
 
@@ -13,15 +10,14 @@ from anydevice import registry
 from anydevice.backend import DeviceBackend
 from anydevice.devices import CPU, DISK, META, Device, parse_device
 from anydevice.errors import BackendError, BudgetError, UnknownDeviceError
+from anydevice.text import parse_bytes
 
-__all__ = ["Budget", "Headroom", "get_max_memory", "parse_bytes", "read_budgets"]
+__all__ = ["Budget", "Headroom", "get_max_memory", "read_budgets"]
 
 #: Bytes (``2**30``, ``"2GiB"``), a share of the budget (``0.1``), or either for each device.
 Headroom: TypeAlias = "int | float | str | Mapping[Any, int | float | str] | None"
 #: The share of a *measured* budget that is left to activations unless the caller says otherwise.
 DEFAULT_HEADROOM: Final = 0.1
-
-_SIZE: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(?:e\+?(\d+))?\s*(?:([kmgtp])(i?)b?|b)?", re.I)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,48 +33,6 @@ class Budget:
     key: int | str
     device: Device
     size: int | None
-
-
-# ---------------------------------------------------------------------- bytes as text
-
-
-def parse_bytes(size: int | float | str) -> int:
-    """Read a size.
-
-    Args:
-        size: bytes, or a number with a unit: ``"10GB"`` is 10 * 10**9, ``"10GiB"`` is 10 * 2**30;
-            B, KB, MB, GB, TB, PB and KiB ... PiB, in any case. Units are bytes, never bits.
-
-    Raises:
-        BudgetError: it cannot be read, is negative, or is not finite.
-    """
-    if isinstance(size, str):
-        match = _SIZE.fullmatch(size.strip())
-        if match is None:
-            raise BudgetError(_unreadable(size))
-        number, exponent, prefix, binary = match.groups()
-        power = " kmgtp".index((prefix or " ").lower())
-        scale = (1024 if binary else 1000) ** power * 10 ** int(exponent or 0)
-        whole = int(number) * scale if "." not in number else round(float(number) * scale)
-        return int(whole)
-    if isinstance(size, bool):
-        raise BudgetError(_unreadable(size))
-    if isinstance(size, float):
-        if not math.isfinite(size):
-            raise BudgetError(_unreadable(size))
-        number_of_bytes = int(size)
-    else:
-        try:
-            number_of_bytes = operator.index(size)
-        except TypeError:
-            raise BudgetError(_unreadable(size)) from None
-    if number_of_bytes < 0:
-        raise BudgetError(f"{size!r} is not a size: it is negative")
-    return number_of_bytes
-
-
-def _unreadable(size: object) -> str:
-    return f"{size!r} is not a size: use bytes, or a string such as '10GiB', '1.5GB' or '512MB'"
 
 
 # ---------------------------------------------------------------------- from the machine

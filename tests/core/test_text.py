@@ -1,0 +1,65 @@
+"""Names and sizes in messages, and sizes as users write them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from anydevice.errors import BudgetError
+from anydevice.text import format_bytes, list_some, parse_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        (7, 7),
+        ("7", 7),
+        ("512B", 512),
+        ("100KB", 100_000),
+        ("512MB", 512 * 10**6),
+        ("10GB", 10 * 10**9),
+        ("10GiB", 10 * 2**30),
+        ("1.5TiB", 3 * 2**39),
+        (" 2 gib ", 2**31),
+        ("3G", 3 * 10**9),
+        ("1e3MB", 10**9),
+        (2.0**20, 2**20),
+    ],
+)
+def test_sizes_that_can_be_read(text: Any, size: int) -> None:
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["10 gigs", "", "GB", "-1GB", "1,5GB", "10GBs", -1, float("nan"), float("inf"), True, None],
+)
+def test_sizes_that_cannot(text: Any) -> None:
+    with pytest.raises(BudgetError, match="is not a size"):
+        parse_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1 KiB"),
+        (3 << 29, "1.5 GiB"),
+        (87 << 20, "87 MiB"),
+        (512 << 30, "512 GiB"),
+        (-(3 << 20), "-3 MiB"),
+        (5 << 50, "5120 TiB"),
+    ],
+)
+def test_sizes_are_written_for_a_person(size: int, text: str) -> None:
+    assert format_bytes(size) == text
+    assert parse_bytes(text.lstrip("-")) == abs(size)
+
+
+def test_long_lists_are_cut_short() -> None:
+    assert list_some([]) == "nothing"
+    assert list_some([], empty="no file") == "no file"
+    assert list_some(["a", "b"], 2) == "a, b"
+    assert list_some(["a", "b", "c"], 2, separator="; ") == "a; b and 1 more"
