@@ -102,6 +102,7 @@ class _Attaching:
         self.shared = {module for module, count in uses.items() if count > 1}
         self.nodes: dict[int, _Node] = {}
         self.done: set[int] = set()
+        self.glued = False  # whether a module further out is
         self.usual = 0  # bytes of the largest block or single module: what a unit may take anyway
 
     def run(self) -> None:
@@ -185,9 +186,14 @@ class _Attaching:
         slots = [named for part in nodes for named in part.own]
         if node.callable or root:
             unit = self._unit(node, slots) if any(part.away for part in nodes) else None
-            self._hook(node, unit, [s for _, s in slots], glue=True, root=root)
+            glue = not self._is_on_main(node) or _has_loose_tensors(node.module)
+            self._hook(node, unit, [s for _, s in slots], glue=glue, root=root)
         for child in node.children:
             self._visit(child, in_block)
+
+    def _is_on_main(self, node: _Node) -> bool:
+        """Whether all parts run and rest on the main device, named one by one in the map."""
+        return not node.size and node.places <= {None, self.layout.main}
 
     def _unit(self, node: _Node, slots: list[tuple[str, Slot]]) -> Unit:
         """A unit of all the slots, also those that are in place: they may be assigned to later."""
@@ -208,6 +214,10 @@ class _Attaching:
     ) -> None:
         if not node.callable:
             return
+        if glue:
+            self.glued = True
+        elif not self.glued:  # nothing around it is glued, so there is nothing to stop
+            glue = None
         same = root and self.layout.io_same_device
         hook = AlignDevicesHook.planned(
             node.place if not same else node.place or self.layout.main,
