@@ -55,10 +55,13 @@ class Places:
             resolve_device(str(device))
         if main_device is not None:
             main = resolve_device(main_device)
+        elif placement.main_device is not None:
+            main = resolve_device(placement.main_device)  # also where only visitors come to it
         else:
             nowhere = placement.blocks and placement.ahead == 0 and placement.main_device is None
             main = CPU if nowhere and placement.host_run else read.main_device
-        return cls(placement, CPU if main == DISK else main, offload_buffers)
+        buffers = offload_buffers or placement.offload_buffers
+        return cls(placement, CPU if main == DISK else main, buffers)
 
     @property
     def is_single(self) -> bool:
