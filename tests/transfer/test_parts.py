@@ -13,7 +13,7 @@ from torch import nn
 from anydevice.devices import CPU, parse_device
 from anydevice.modules import iter_slots
 from anydevice.transfer import Engine, carry, profile_transfers
-from anydevice.transfer.layout import is_dense, lay_out
+from anydevice.transfer.layout import align, is_dense, lay_out
 from anydevice.transfer.staging import divide
 
 # ---------------------------------------------------------------------- layouts
@@ -87,6 +87,44 @@ def test_loads_carry_every_byte_once(sizes, chunk):
             written[place] += 1
     assert torch.equal(got, wanted)
     assert int(written.sum()) == sum(size for size, _ in sizes)
+
+
+@given(
+    weights=st.lists(st.tuples(st.integers(1, 600), st.booleans()), max_size=8),
+    chunk=st.integers(1, 1500),
+)
+def test_loads_leave_alone_what_travels_without_them(weights, chunk):
+    sources, others, at = [], [], 0
+    for size, staged in weights:
+        if staged:
+            sources.append((torch.zeros(size, dtype=torch.uint8), at))
+        else:
+            others.append(range(at, at + size))
+        at += align(size)
+    for load in divide(sources, chunk):
+        for other in others:
+            assert load.offset + load.nbytes <= other.start or other.stop <= load.offset
+
+
+def test_a_page_locked_weight_between_others_arrives(sim):
+    """Some weights of a unit were page-locked; others, assigned since, are staged around them."""
+    module = nn.Module()
+    sizes = {"a": 64, "b": 8, "c": 8}
+    for name, size in sizes.items():
+        module.register_buffer(name, torch.rand(size))
+    slots = list(iter_slots(module))
+    unit = Engine().unit("module", slots, parse_device("sim:0"))
+    with unit:
+        pass
+    assert all(t.is_pinned() for t in module.buffers())
+    for rest in itertools.permutations(sizes):
+        new = {rest[0]: torch.rand(sizes[rest[0]]), rest[1]: torch.rand(sizes[rest[1]])}
+        module.load_state_dict(new, strict=False, assign=True)
+        wanted = {name: tensor.clone() for name, tensor in module.named_buffers()}
+        for _ in range(2):
+            with unit:
+                got = {name: tensor.cpu() for name, tensor in module.named_buffers()}
+            assert all(torch.equal(got[name], wanted[name]) for name in sizes)
 
 
 def test_units_larger_than_a_chunk_are_staged_in_parts(sim, make, x, monkeypatch):

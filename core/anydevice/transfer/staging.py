@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
 import torch
 
 from anydevice.backend import DeviceBackend
+from anydevice.transfer.layout import ALIGNMENT
 
 if TYPE_CHECKING:
     from anydevice.transfer.lane import Lane
@@ -29,7 +30,6 @@ CHUNK: Final = 16 << 20
 _SMALLEST: Final = 64 << 10
 _CHUNKS: Final = 4
 _READERS: Final = 2
-_GAP: Final = 256
 
 
 class Load(NamedTuple):
@@ -72,7 +72,9 @@ def divide(sources: Sequence[tuple[torch.Tensor, int]], chunk: int) -> Iterator[
         done = 0
         while done < source.numel():
             at = offset + done
-            if parts and (at - end > _GAP or at - start >= chunk):
+            # Padding may be carried along; a gap of `ALIGNMENT` may be the place of a weight that
+            # is page-locked and travels without us.
+            if parts and (at - end >= ALIGNMENT or at - start >= chunk):
                 yield Load(start, end - start, parts)
                 parts = []
             if not parts:
