@@ -42,7 +42,14 @@ from typing import Any, ClassVar, Final
 import pluggy
 import torch
 
-__all__ = ["ENTRY_POINT_GROUP", "Capabilities", "DeviceBackend", "MemoryInfo", "hookimpl"]
+__all__ = [
+    "ENTRY_POINT_GROUP",
+    "Capabilities",
+    "DeviceBackend",
+    "MemoryInfo",
+    "hookimpl",
+    "torchs_accelerator",
+]
 
 #: The entry-point group in which a package names the module that holds its hook.
 ENTRY_POINT_GROUP: Final = "anydevice.backends"

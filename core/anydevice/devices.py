@@ -18,7 +18,17 @@ from anydevice import registry
 from anydevice.backend import torchs_accelerator
 from anydevice.errors import UnknownDeviceError
 
-__all__ = ["CPU", "DISK", "META", "Device", "DeviceLike", "parse_device", "resolve_device"]
+__all__ = [
+    "CPU",
+    "DISK",
+    "META",
+    "Device",
+    "DeviceLike",
+    "first_accelerator",
+    "parse_device",
+    "resolve_device",
+    "same_devices",
+]
 
 #: Any spelling of a device.
 DeviceLike: TypeAlias = "int | str | torch.device | Device"

@@ -28,7 +28,14 @@ import torch
 from anydevice.backend import ENTRY_POINT_GROUP, Capabilities, DeviceBackend, torchs_accelerator
 from anydevice.errors import BackendError, DuplicateBackendError, UnknownDeviceError
 
-__all__ = ["BackendRecord", "available_devices", "get_backend", "list_backends", "primary_type"]
+__all__ = [
+    "BackendRecord",
+    "available_devices",
+    "get_backend",
+    "known_types",
+    "list_backends",
+    "primary_type",
+]
 
 HOST: Final = "cpu"
 ENVIRONMENT_VARIABLE: Final = "ANYDEVICE_BACKENDS"

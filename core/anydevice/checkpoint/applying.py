@@ -112,7 +112,7 @@ class Loading:
         )
         if self.ways["write"] and options.offload_folder is None:
             raise OffloadStoreError(_no_folder(self.ways["write"]))
-        warn_of_unexpected(self.model, source, self.plan.unexpected)
+        _warn_of_unexpected(self.model, source, self.plan.unexpected)
 
     def prepare(self) -> None:
         """Get all values; the model is not changed, but for memory that it has for them.
@@ -351,7 +351,7 @@ def _no_folder(targets: list[Target]) -> str:
     )
 
 
-def warn_of_unexpected(model: nn.Module, source: str, names: list[str]) -> None:
+def _warn_of_unexpected(model: nn.Module, source: str, names: list[str]) -> None:
     """Say once that the checkpoint has more than the model."""
     if names:
         _log.warning("%s has no place for %s of %s", type(model).__name__, list_some(names), source)

@@ -29,7 +29,17 @@ from anydevice.errors import DiskFullError, OffloadStoreError
 from anydevice.sizes import tie_key
 from anydevice.tensors import move_tensor
 
-__all__ = ["Storable", "WeightSource", "checksum", "nbytes_of", "require_storable", "write_files"]
+__all__ = [
+    "Storable",
+    "WeightSource",
+    "checksum",
+    "is_checksum",
+    "nothing_left_on_error",
+    "remove_data_files",
+    "require_storable",
+    "write_atomically",
+    "write_files",
+]
 
 #: A file is closed when the next weight would make it larger than this.
 LARGEST_FILE: Final = 4 << 30
@@ -84,7 +94,7 @@ class WeightSource(NamedTuple):
 Storable: TypeAlias = "torch.Tensor | WeightSource"
 
 
-def nbytes_of(value: Storable) -> int:
+def _nbytes_of(value: Storable) -> int:
     """Bytes that a weight takes in a file."""
     return math.prod(value.shape) * value.dtype.itemsize
 
@@ -149,7 +159,7 @@ def write_files(
     for group in _group(unique):
         path = folder / next(free)
         written |= _write_file(path, {name: unique[name] for name in group})
-    sync_folder(folder)
+    _sync_folder(folder)
     return {name: written[owner[name]] for name in values}
 
 
@@ -171,7 +181,7 @@ def nothing_left_on_error(
     Raises:
         DiskFullError: there is no room for them, seen before or while writing.
     """
-    needed = sum(nbytes_of(values[name]) for name in set(_owners(values).values()))
+    needed = sum(_nbytes_of(values[name]) for name in set(_owners(values).values()))
     if needed > shutil.disk_usage(folder).free:
         raise _disk_full(folder, needed)
     try:
@@ -201,10 +211,10 @@ def write_atomically(path: Path, data: bytes) -> None:
     finally:
         os.close(descriptor)
     os.replace(temporary, path)
-    sync_folder(path.parent)
+    _sync_folder(path.parent)
 
 
-def sync_folder(folder: Path) -> None:
+def _sync_folder(folder: Path) -> None:
     """Make renames in a folder last; a system that cannot open folders needs no such thing."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
@@ -221,11 +231,11 @@ def _group(values: Mapping[str, Storable]) -> Iterator[list[str]]:
     group: list[str] = []
     total = 0
     for name, value in values.items():
-        if group and total + nbytes_of(value) > LARGEST_FILE:
+        if group and total + _nbytes_of(value) > LARGEST_FILE:
             yield sorted(group, key=lambda n: -values[n].dtype.itemsize)
             group, total = [], 0
         group.append(name)
-        total += nbytes_of(value)
+        total += _nbytes_of(value)
     if group:
         yield sorted(group, key=lambda n: -values[n].dtype.itemsize)
 
@@ -255,7 +265,7 @@ def _header(values: Mapping[str, Storable]) -> tuple[bytes, dict[str, int]]:
     position = 0
     for name, value in values.items():
         starts[name] = position
-        end = position + nbytes_of(value)
+        end = position + _nbytes_of(value)
         known = _SAFETENSORS_NAMES.get(value.dtype)
         # A weight of this very name would take the place of the file's metadata.
         table[name + "." if name == "__metadata__" else name] = {

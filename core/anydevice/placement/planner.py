@@ -219,7 +219,7 @@ def _with_room(
         buffers = 0 if offload_buffers else _buffers(bundles, where, sizes, resident=True)
         return room(where) + buffers
 
-    where, reserve = settle(bundles, capacities, reserve_for, share, light)
+    where, reserve = _settle(bundles, capacities, reserve_for, share, light)
     spare = reserve - reserve_for(where)  # kept though not needed: runs were ended by it
     for step in range(_MAX_LIFTS):
         rest = [i for i, d in enumerate(where) if d is None and bundles[i].size]
@@ -241,7 +241,7 @@ def _with_room(
     return _Tier(where, main, room(where) + spare, shape, resident)
 
 
-def settle(
+def _settle(
     bundles: Sequence[Bundle],
     capacities: Sequence[int],
     need: Callable[[Where], int],
@@ -324,9 +324,9 @@ def _fill_host(
         rest = (b for b, d in zip(bundles, where, strict=True) if d is None)
         return max((_visits(b, Shape(True, 1), capacity) for b in rest), default=0) + buffers(where)
 
-    where, reserve = settle(bundles, [capacity], need, light=light)
+    where, reserve = _settle(bundles, [capacity], need, light=light)
     if all(d is None for d in where):  # a host too small for that: better used than left empty
-        where, reserve = settle(bundles, [capacity], buffers, light=light)
+        where, reserve = _settle(bundles, [capacity], buffers, light=light)
     if reserve > capacity:
         raise _BuffersDoNotFit
     return where, reserve - buffers(where)

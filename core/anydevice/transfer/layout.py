@@ -17,6 +17,7 @@ __all__ = [
     "Run",
     "align",
     "bytes_of",
+    "is_dense",
     "lay_out",
     "lies_in",
     "signature",

@@ -21,7 +21,7 @@ _LONGEST: Final = 8
 _PATIENCE: Final = -2
 
 
-class Order:
+class _Order:
     """Units in the order in which they were entered."""
 
     def __init__(self, units: list[weakref.ref[Unit]]) -> None:
@@ -51,8 +51,8 @@ class Course:
     """What is known of a model's order. Guarded by the engine's lock."""
 
     def __init__(self) -> None:
-        self._made = Order([])
-        self._known: dict[int, Order] = {}
+        self._made = _Order([])
+        self._known: dict[int, _Order] = {}
 
     def add(self, unit: Unit) -> None:
         """Take note of a new unit: before anything is known, the order of making is the guess."""
@@ -62,11 +62,11 @@ class Course:
         """Keep the order of a pass."""
         first = id(units[0]()) if units else 0
         self._known.pop(first, None)
-        self._known[first] = Order(units)
+        self._known[first] = _Order(units)
         while len(self._known) > _KEPT:
             del self._known[next(iter(self._known))]
 
-    def order_from(self, unit: Unit) -> Order:
+    def order_from(self, unit: Unit) -> _Order:
         """The order to expect in a pass that begins with a unit."""
         return self._known.get(id(unit), self._made)
 
@@ -90,7 +90,7 @@ class Lap:
 
     def _begin(self) -> None:
         self._seen: list[weakref.ref[Unit]] = []
-        self._expected = Order([])
+        self._expected = _Order([])
         self._position = -1
 
     def finish(self) -> None:
