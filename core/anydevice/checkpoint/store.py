@@ -23,7 +23,7 @@ from typing import Final
 import filelock
 import torch
 
-from anydevice.checkpoint.mapped import FileSlice, backing_of, is_unwritten, map_file
+from anydevice.checkpoint.mapped import FileSlice, MappedFile, backing_of, is_unwritten, map_file
 from anydevice.checkpoint.store_manifest import (
     LOCK_NAME,
     MANIFEST_NAME,
@@ -61,6 +61,7 @@ class OffloadStore(Mapping[str, torch.Tensor]):
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder: Final = folder
         self.manifest: Final = manifest
+        self._files: dict[str, MappedFile] = {}
 
     def __getitem__(self, name: str) -> torch.Tensor:
         """Map one weight.
@@ -71,7 +72,11 @@ class OffloadStore(Mapping[str, torch.Tensor]):
         """
         entry = self.manifest.entries[name]
         path = entry.file.check(self.folder)
-        return map_file(path).tensor(entry.offset, entry.dtype, entry.shape)
+        file = self._files.get(str(path))
+        if file is None:
+            # A mapping of its own: two models on one folder must not see each other's writes.
+            file = self._files.setdefault(str(path), map_file(path, own=True))
+        return file.tensor(entry.offset, entry.dtype, entry.shape)
 
     def __contains__(self, name: object) -> bool:
         return name in self.manifest.entries

@@ -82,6 +82,8 @@ class _AdaptedCheckpoint(Checkpoint):
         model: Any,
         expected: dict[str, torch.Tensor],
     ) -> None:
+        self.source = inner.source
+        self.extras = inner.extras
         self._inner = inner
         self._renamed = renamed
         self._model = model
@@ -104,6 +106,17 @@ class _AdaptedCheckpoint(Checkpoint):
 
     def __len__(self) -> int:
         return len(self._renamed) + len(self._group_of)
+
+    def check(self) -> None:
+        """Make sure that the files are those that were opened."""
+        self._inner.check()
+
+    def reopened(self) -> Checkpoint:
+        """The same names over files mapped anew."""
+        other = copy.copy(self)
+        other._inner = self._inner.reopened()
+        other._results = {}
+        return other
 
     def tensor(self, name: str) -> torch.Tensor:
         """The tensor on the host; a conversion's result is kept until it is asked for once."""
