@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Final
 
 from anydevice.errors import BudgetError
 
-__all__ = ["format_bytes", "list_some", "parse_bytes"]
+__all__ = ["format_bytes", "lay_out_table", "list_some", "parse_bytes"]
 
 _SIZE: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(?:e\+?(\d+))?\s*(?:([kmgtp])(i?)b?|b)?", re.I)
 
@@ -62,6 +62,24 @@ def format_bytes(size: int) -> str:
             break
         number /= 1024
     return f"{number:.0f} {unit}" if unit == "B" or number >= 100 else f"{number:.3g} {unit}"
+
+
+def lay_out_table(rows: Sequence[Sequence[str]], numbers: Container[int] = ()) -> str:
+    """Lay out rows of equal length, each column as wide as its widest cell.
+
+    Args:
+        rows: the cells; the first row may be a header.
+        numbers: indices of columns that are aligned to the right.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(
+            cell.rjust(width) if i in numbers else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def list_some(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from anydevice.errors import BudgetError
-from anydevice.text import format_bytes, list_some, parse_bytes
+from anydevice.text import format_bytes, lay_out_table, list_some, parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -63,3 +63,12 @@ def test_long_lists_are_cut_short() -> None:
     assert list_some([], empty="no file") == "no file"
     assert list_some(["a", "b"], 2) == "a, b"
     assert list_some(["a", "b", "c"], 2, separator="; ") == "a; b and 1 more"
+
+
+def test_columns_are_as_wide_as_their_widest_cell() -> None:
+    rows = [("NAME", "BYTES", "NOTE"), ("a", "100000", ""), ("layers", "1", "tied")]
+    assert lay_out_table(rows, numbers={1}).splitlines() == [
+        "NAME     BYTES  NOTE",
+        "a       100000",
+        "layers       1  tied",
+    ]

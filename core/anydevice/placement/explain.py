@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from anydevice.text import format_bytes
+from anydevice.text import format_bytes, lay_out_table
 
 if TYPE_CHECKING:
     from anydevice.placement.result import Placed, Placement, Share
@@ -30,12 +30,7 @@ def table(placement: Placement) -> str:
                 _span(blocks),
             )
         )
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        numbers = [cell.rjust(width) for cell, width in zip(row[1:-1], widths[1:-1], strict=True)]
-        lines.append("  ".join([row[0].ljust(widths[0]), *numbers, row[-1]]).rstrip())
-    return "\n".join(lines)
+    return lay_out_table(rows, numbers=range(1, len(rows[0]) - 1))
 
 
 def explain(placement: Placement) -> str:

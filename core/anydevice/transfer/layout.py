@@ -17,6 +17,7 @@ __all__ = [
     "Run",
     "align",
     "bytes_of",
+    "count_owners",
     "is_dense",
     "lay_out",
     "lies_in",
@@ -162,6 +163,12 @@ def is_dense(tensor: torch.Tensor) -> bool:
                 return False
             expected *= size
     return True
+
+
+def count_owners(tensor: torch.Tensor) -> int | None:
+    """How many hold the tensor's memory, this question included; None where torch cannot say."""
+    count = getattr(torch._C, "_storage_Use_Count", None)
+    return None if count is None else int(count(tensor.untyped_storage()._cdata))
 
 
 def travels_as_bytes(tensor: torch.Tensor) -> bool:

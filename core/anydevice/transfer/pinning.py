@@ -11,7 +11,7 @@ from anydevice import registry
 from anydevice.backend import DeviceBackend
 from anydevice.checkpoint.mapped import backing_of
 from anydevice.devices import CPU
-from anydevice.transfer.layout import align, travels_as_bytes
+from anydevice.transfer.layout import align, count_owners, travels_as_bytes
 
 __all__ = ["PinBudget", "pin_resting"]
 
@@ -85,9 +85,9 @@ def _may_move(tensor: torch.Tensor) -> bool:
 
 def _is_sole_owner(tensor: torch.Tensor) -> bool:
     """Whether no other tensor views the memory: it would go on to view the old."""
-    count = getattr(torch._C, "_storage_Use_Count", None)
-    # The tensor is one, the Python object that is asked here is the other.
-    return count is not None and count(tensor.untyped_storage()._cdata) <= 2
+    owners = count_owners(tensor)
+    # The tensor is one, the Python object that is asked for the count is the other.
+    return owners is not None and owners <= 2
 
 
 def _part(block: torch.Tensor, offset: int, like: torch.Tensor) -> torch.Tensor:

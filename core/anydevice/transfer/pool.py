@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from anydevice.transfer.layout import count_owners
+
 if TYPE_CHECKING:
     from anydevice.transfer.lane import Lane
 
@@ -34,7 +36,7 @@ class Buffer:
         self.home = home
         self.after = after
         self._views: dict[torch.dtype, torch.Tensor] = {}
-        self._owners = _owners(flat)
+        self._owners = count_owners(flat)
 
     @property
     def nbytes(self) -> int:
@@ -57,7 +59,7 @@ class Buffer:
 
         Only once nobody does may the memory serve another weight.
         """
-        return self._owners is None or _owners(self.flat) != self._owners + len(self._views)
+        return self._owners is None or count_owners(self.flat) != self._owners + len(self._views)
 
 
 class Pool:
@@ -133,9 +135,3 @@ def _round(nbytes: int) -> int:
     """Near sizes are made equal, so that one buffer serves many."""
     step = 2 * _MIB if nbytes > _MIB else 512
     return max(step, -(-nbytes // step) * step)
-
-
-def _owners(flat: torch.Tensor) -> int | None:
-    """How many hold the tensor's memory; None where torch does not say."""
-    count = getattr(torch._C, "_storage_Use_Count", None)
-    return None if count is None else int(count(flat.untyped_storage()._cdata))

@@ -16,6 +16,8 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from anydevice.text import lay_out_table
+
 if TYPE_CHECKING:
     from anydevice.transfer.lane import Lane
 
@@ -146,15 +148,8 @@ class TransferProfile:
                 )
             )
         )
-        widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
-        lines = [
-            "  ".join(
-                cell.ljust(width) if i < 2 else cell.rjust(width)
-                for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-            ).rstrip()
-            for row in rows
-        ]
-        return "\n".join([*lines, f"overlap {self.overlap:.0%}"])
+        body = lay_out_table(rows, numbers=range(2, len(head)))
+        return f"{body}\noverlap {self.overlap:.0%}"
 
     __str__ = table
 
