@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+import collections
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
 
 from anydevice import dispatch_model
+
+
+@dataclasses.dataclass
+class State:
+    x: torch.Tensor
+    last: torch.Tensor | None = None
+    seen: list = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Frozen:
+    x: torch.Tensor
+    seen: list
 
 
 class Layer(nn.Module):
@@ -53,6 +69,15 @@ def inserted(store, x):
     store.insert(0, x)
 
 
+def attribute(store, x):
+    store.last = x
+    store.seen.append(x)
+
+
+def second(store, x):
+    store[1].append(x)
+
+
 @pytest.mark.parametrize(
     ("make", "change", "check"),
     [
@@ -61,8 +86,34 @@ def inserted(store, x):
         (lambda: {"first": torch.ones(1)}, replaced, lambda s: list(s) == ["last"]),
         (list, appended, lambda s: len(s) == 4),
         (lambda: [torch.ones(1)], inserted, lambda s: len(s) == 5 and s[4].tolist() == [1]),
+        (
+            lambda: State(torch.ones(1)),
+            attribute,
+            lambda s: len(s.seen) == 4 and s.last is not None,
+        ),
+        (
+            lambda: {"a": Frozen(torch.ones(1), [])},
+            lambda s, x: s["a"].seen.append(x),
+            lambda s: len(s["a"].seen) == 4,
+        ),
+        (lambda: (torch.ones(1), [torch.ones(1)]), second, lambda s: len(s[1]) == 5),
+        (
+            lambda: collections.deque([torch.ones(1)], 3),
+            appended,
+            lambda s: len(s) == s.maxlen == 3,
+        ),
     ],
-    ids=["new keys", "nested list", "replaced and removed", "appended", "inserted"],
+    ids=[
+        "new keys",
+        "nested list",
+        "replaced and removed",
+        "appended",
+        "inserted",
+        "attributes",
+        "in a frozen dataclass",
+        "in a tuple",
+        "in a deque",
+    ],
 )
 def test_every_layer_writes_into_the_callers_container(sim, make, change, check):
     devices = [0, 1, "cpu", 0]
