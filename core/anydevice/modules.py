@@ -296,7 +296,11 @@ def extract_model_from_parallel(
 
 
 def as_dtype(dtype: str | torch.dtype) -> torch.dtype:
-    """Read ``"float16"`` or ``torch.float16``."""
+    """Read ``"float16"`` or ``torch.float16``.
+
+    Raises:
+        ModelError: torch has no dtype of that name.
+    """
     found = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
     if not isinstance(found, torch.dtype):
         raise ModelError(f"{dtype!r} is not a torch dtype")

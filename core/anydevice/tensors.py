@@ -40,6 +40,10 @@ def move_tensor(
     """Return ``tensor`` on ``device`` (any device or the host), by the backend of the accelerator.
 
     Between two types of accelerator the way leads over the host. Differentiable.
+
+    Raises:
+        BackendError, UnknownDeviceError: a device's backend is broken, or there is none.
+        RuntimeError: the device has no memory for it.
     """
     target = device.torch
     source = tensor.device
