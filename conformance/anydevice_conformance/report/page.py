@@ -115,10 +115,11 @@ def _hero(report: Mapping[str, Any]) -> str:
     plugin = stamps.get("plugin", {})
     devices = stamps.get("devices", [])
     package = f"{plugin.get('distribution', '?')} {plugin.get('version', '')}"
+    when = str(stamps.get("started", "?")).replace("T", " ").replace("+00:00", " UTC")
     names = ", ".join(dict.fromkeys(device["name"] for device in devices)) or "no device"
     return f"""<section class="card hero" style="--tone:{tone}">
 <p class="eyebrow">anydevice backend specification {_(report["spec"])}</p>
-<h1><code>{_(stamps.get("device_type", "?"))}</code> is \
+<h1><code>{_(stamps.get("device_type", "?"))}</code>: \
 <span class="word">{_(report["verdict"])}</span></h1>
 <p class="lede">{lede}</p>
 {_bar(counts)}{_legend(counts)}
@@ -128,7 +129,7 @@ def _hero(report: Mapping[str, Any]) -> str:
 <div><dt>Package</dt><dd>{_(package)}</dd></div>
 <div><dt>Driver</dt><dd>{_(stamps.get("driver") or "not told")}</dd></div>
 <div><dt>torch</dt><dd>{_(stamps.get("torch", "?"))}</dd></div>
-<div><dt>When</dt><dd>{_(stamps.get("started", "?"))}</dd></div>
+<div><dt>When</dt><dd>{_(when)}</dd></div>
 <div><dt>Took</dt><dd>{stamps.get("seconds", 0):.0f} s</dd></div>
 </dl></section>
 """

@@ -1,0 +1,151 @@
+"""A new vendor's path: generate, install without a network, look, certify, mend, certify."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from anydevice.cli import main
+from anydevice_conformance.scaffold import write_package
+
+#: What the vendor has already; the simulator plays it.
+TORCH_BAR = """
+from anydevice_conformance import simulator
+
+simulator.install(name="bar")
+simulator.configure(devices=2, memory="64MiB", mode="lazy")
+"""
+
+
+def python(arguments, folder, path):
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("ANYDEVICE_")}
+    done = subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        cwd=folder,
+        env={**environment, "PYTHONPATH": os.pathsep.join(map(str, path))},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def install(package, site):
+    command = ["-m", "pip", "install", "--quiet", "--no-build-isolation", "--no-deps", "--no-index"]
+    code, output = python([*command, "--upgrade", "--target", site, package], package, [])
+    assert code == 0, output
+
+
+def test_the_way_of_the_guide(tmp_path, capsys):
+    words = ["new-backend", "anydevice-bar", "--device-type", "bar", "--output", str(tmp_path)]
+    assert main(words) == 0
+    assert "anydevice certify bar" in capsys.readouterr().out
+    package, site = tmp_path / "anydevice-bar", tmp_path / "site"
+    vendor = tmp_path / "vendor"
+    vendor.mkdir()
+    (vendor / "torch_bar.py").write_text(textwrap.dedent(TORCH_BAR))
+    path = [site, vendor]
+    install(package, site)
+
+    code, output = python(["-m", "anydevice", "backends"], tmp_path, path)
+    assert code == 0
+    assert "anydevice-bar 0.1.0" in output
+
+    # Nothing is claimed yet, and the device caches: the report says what to do.
+    certify = ["-m", "anydevice", "certify", "bar", "--quick", "--output", "report"]
+    code, output = python(certify, tmp_path, path)
+    assert code == 1, output
+    assert "FAILED MEM-003" in output
+    assert "claim ``caching_allocator``" in output
+    report = json.loads((tmp_path / "report" / "report.json").read_text())
+    failed = {r["paragraph"] for r in report["results"] if r["status"] == "failed"}
+    assert "MEM-003" in failed
+    assert all(paragraph.startswith("MEM") for paragraph in failed), failed
+
+    backend = package / "anydevice_bar.py"
+    backend.write_text(
+        backend.read_text().replace("caching_allocator=False", "caching_allocator=True")
+    )
+    install(package, site)
+    code, output = python(["-m", "pytest", "-q", "-p", "no:cacheprovider"], package, path)
+    assert code == 0, output
+    assert "3 passed" in output
+
+    # What works and is not claimed is told.
+    probe = """
+        import json, pathlib, sys
+        from anydevice_conformance.runner import probe
+        names = ["streams", "pinned_memory", "device_rng", "collectives", "unified_memory"]
+        print(json.dumps(probe("bar", names, pathlib.Path("report"))))
+    """
+    code, output = python(["-c", textwrap.dedent(probe)], tmp_path, path)
+    assert code == 0, output
+    found = json.loads(output.splitlines()[-1])
+    assert [name for name, works in found.items() if works] == [
+        "streams",
+        "pinned_memory",
+        "device_rng",
+    ]
+
+
+def test_without_the_vendors_package_there_is_no_hardware(tmp_path):
+    write_package("anydevice-bar", "bar", tmp_path)
+    package, site = tmp_path / "anydevice-bar", tmp_path / "site"
+    install(package, site)
+    certify = ["-m", "anydevice", "certify", "bar", "--quick", "--output", "report"]
+    code, output = python(certify, tmp_path, [site])
+    assert code == 1, output
+    assert "Verdict: no hardware" in output
+
+
+def test_all_files_are_whole(tmp_path):
+    files = write_package("Anydevice.Foo-Two", "foo_two", tmp_path, imports="vendor.torch_foo")
+    names = {str(file.relative_to(tmp_path / "Anydevice.Foo-Two")) for file in files}
+    assert names == {
+        "pyproject.toml",
+        "anydevice_foo_two.py",
+        "tests/test_conformance.py",
+        "tests/test_backend.py",
+        ".github/workflows/conformance.yml",
+        "README.md",
+        ".gitignore",
+    }
+    for file in files:
+        text = file.read_text()
+        assert "@NAME@" not in text
+        assert not any(
+            word in text for word in ("@MODULE@", "@TYPE@", "@CLASS@", "@TORCH_PACKAGE@")
+        )
+        if file.suffix == ".py":
+            ast.parse(text)
+    backend = (tmp_path / "Anydevice.Foo-Two" / "anydevice_foo_two.py").read_text()
+    assert "class FooTwoBackend(DeviceBackend):" in backend
+    assert 'torch_package = "vendor.torch_foo"' in backend
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "imports", "words"),
+    [
+        ("../escape", "foo", None, "not a name of a distribution"),
+        ("", "foo", None, "not a name of a distribution"),
+        ("anydevice-foo", "Foo:0", None, "not a torch device type"),
+        ("anydevice-foo", "foo", "os; import x", "not a module"),
+    ],
+)
+def test_bad_names_are_refused(tmp_path, name, kind, imports, words):
+    with pytest.raises(ValueError, match=words):
+        write_package(name, kind, tmp_path, imports=imports)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_overwritten(tmp_path, capsys):
+    words = ["new-backend", "anydevice-foo", "--device-type", "foo", "--output", str(tmp_path)]
+    assert main(words) == 0
+    assert main(words) == 1
+    assert "is there already" in capsys.readouterr().err

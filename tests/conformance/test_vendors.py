@@ -1,0 +1,82 @@
+"""Right backends pass clean: the host, a vendor's package, a device nobody here wrote."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from anydevice_conformance import report as reports
+
+HERE = Path(__file__).parent
+FOO = HERE.parent / "vendor" / "anydevice-foo"
+VULKAN = HERE.parents[1] / "examples" / "anydevice-vulkan"
+DRIVERS = [Path("/usr/share/vulkan/icd.d"), Path("/etc/vulkan/icd.d")]
+
+
+def install(package, folder):
+    """Install a copy of a package into a folder, without a network; returns the folder."""
+    copy, site = folder / "source", folder / "site"
+    copy.mkdir()
+    for file in package.iterdir():
+        if file.is_file():
+            (copy / file.name).write_bytes(file.read_bytes())
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-build-isolation"]
+    command += ["--no-deps", "--no-index", "--target", str(site), str(copy)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return site
+
+
+def certify(device_type, folder, **environment):
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("ANYDEVICE_")}
+    command = [sys.executable, "-m", "anydevice", "certify", device_type, "--quick"]
+    done = subprocess.run(
+        [*command, "--output", str(folder)],
+        cwd=folder,
+        env={**kept, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    report = json.loads((folder / "report.json").read_text())
+    assert reports.validate(report) == []
+    assert report["because"] == ["--quick leaves checks out"], done.stdout + done.stderr
+    assert done.returncode == 0
+    return {r["check"]: r["status"] for r in report["results"]}
+
+
+def groups_with(statuses, status):
+    return {name[5:8] for name, found in statuses.items() if found == status}
+
+
+def test_the_host(tmp_path):
+    statuses = certify("cpu", tmp_path)
+    passed = groups_with(statuses, "passed")
+    assert passed == {"DEV", "MEM", "MOV", "OOM", "RNG", "DTY", "COL", "INF"}
+    assert statuses["test_MOV_017_between_devices"] == "no hardware"
+
+
+def test_a_vendors_package(tmp_path):
+    statuses = certify("foo", tmp_path, PYTHONPATH=str(install(FOO, tmp_path)))
+    assert groups_with(statuses, "not claimed") == {"DEV", "MEM", "COL"}
+    assert statuses["test_STR_004_wait_for_kernel"] == "passed"
+
+
+def test_a_device_that_nobody_here_wrote(tmp_path):
+    if os.environ.get("ANYDEVICE_WITHOUT_VULKAN") == "1":
+        pytest.skip("ANYDEVICE_WITHOUT_VULKAN=1")
+    drivers = [file for folder in DRIVERS for file in folder.glob("lvp_icd*.json")]
+    assert importlib.util.find_spec("torchvulkan"), "pip install --no-deps torchvulkan==0.2.1"
+    assert drivers, "apt-get install --no-install-recommends mesa-vulkan-drivers"
+    site = install(VULKAN, tmp_path)
+    environment = {"PYTHONPATH": str(site), "VK_DRIVER_FILES": str(drivers[0])}
+    statuses = certify("vulkan", tmp_path, **environment)
+    gaps = groups_with(statuses, "not claimed")
+    assert {"STR", "PIN", "COL"} <= gaps <= {"DEV", "MEM", "OOM", "STR", "PIN", "COL"}
+    assert {"DEV", "MEM", "MOV", "OOM", "RNG", "DTY", "INF"} <= groups_with(statuses, "passed")
