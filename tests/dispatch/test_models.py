@@ -528,3 +528,12 @@ def test_layerwise_casting_under_offload(sim):
             torch.testing.assert_close(model(X), plain(X))
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
     assert {p.device.type for p in model.parameters()} == {"cpu"}
+
+
+def test_a_layer_placed_by_its_weights_takes_inputs_from_any_device(sim):
+    model = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8, bias=False)).eval()
+    x = torch.randn(2, 8)
+    with torch.no_grad():
+        want = model(x)
+        anydevice.dispatch_model(model, {"0": 1, "1.weight": 0})
+        assert torch.allclose(model(x), want, atol=1e-6)

@@ -186,7 +186,10 @@ class _Attaching:
         slots = [named for part in nodes for named in part.own]
         if node.callable or root:
             unit = self._unit(node, slots) if any(part.away for part in nodes) else None
-            glue = not self._is_on_main(node) or _has_loose_tensors(node.module)
+            # Where the place of a module is not known, its inputs come from anywhere.
+            comes_to_main = node.place is not None or (root and self.layout.io_same_device)
+            alone = comes_to_main and self._is_on_main(node)
+            glue = not alone or _has_loose_tensors(node.module)
             self._hook(node, unit, [s for _, s in slots], glue=glue, root=root)
         for child in node.children:
             self._visit(child, in_block)
