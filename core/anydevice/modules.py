@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from anydevice.devices import CPU, Device, DeviceLike, parse_device
+from anydevice.devices import CPU, DISK, Device, DeviceLike, parse_device
 from anydevice.errors import ModelError
 from anydevice.tensors import move_tensor
 
@@ -208,11 +208,17 @@ def set_module_tensor_to_device(
         clear_cache: accepted for compatibility; no cache needs clearing here.
 
     Raises:
-        ModelError: no such tensor; it is on meta and no value is given; or the shapes differ.
+        ModelError: no such tensor; it is on meta and no value is given; the shapes differ; or the
+            device is the disk.
     """
     slot = find_slot(module, tensor_name)
     old = slot.get()
     place = parse_device(device)
+    if place == DISK:
+        raise ModelError(
+            f"{tensor_name} cannot be set on the disk; disk_offload and dispatch_model write "
+            "weights there"
+        )
     if old is None:
         if value is None:
             return

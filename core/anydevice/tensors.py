@@ -49,6 +49,8 @@ def move_tensor(
     source = tensor.device
     if source == target:
         return tensor
+    if target.type == "meta":
+        return tensor.to(target)
     host = CPU.type
     if source.type not in (host, target.type) and target.type != host:
         tensor = registry.get_backend(source).move(tensor, torch.device(host))
@@ -109,6 +111,9 @@ def map_tensors(
     if isinstance(data, Mapping):
         new = {k: (v if k in skip_keys else recurse(v)) for k, v in data.items()}
         return data if all(new[k] is v for k, v in data.items()) else _rebuild_mapping(data, new)
+    if isinstance(data, (list, tuple)) and hasattr(data, "to"):
+        # It knows better what belongs where: a packed sequence keeps its lengths on the host.
+        return data if device is None else _send_object(data, device, recurse)
     if isinstance(data, (list, tuple, set, frozenset, collections.deque)):
         items = [recurse(item) for item in data]
         return (
@@ -266,11 +271,19 @@ def _rebuild_mapping(data: Mapping[Any, Any], new: dict[Any, Any]) -> Any:
 
 
 def _rebuild_sequence(data: Any, items: list[Any]) -> Any:
-    if hasattr(data, "_fields"):  # a namedtuple
-        return type(data)(*items)
-    if isinstance(data, collections.deque):
-        return collections.deque(items, data.maxlen)
-    return type(data)(items)
+    if hasattr(data, "_make"):  # a namedtuple, perhaps with a constructor of its own
+        return type(data)._make(items)
+    if isinstance(data, (list, collections.deque)):
+        result = copy.copy(data)  # subclasses keep state beside their items
+        result.clear()
+        result.extend(items)
+        return result
+    try:
+        return type(data)(items)
+    except TypeError:  # a subclass of tuple with a constructor of its own
+        result = tuple.__new__(type(data), items)
+        getattr(result, "__dict__", {}).update(getattr(data, "__dict__", {}))
+        return result
 
 
 def _map_attributes(

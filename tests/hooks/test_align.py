@@ -235,6 +235,17 @@ def test_align_module_device(sim):
     assert model[0].weight.device.type == "cpu"
 
 
+def test_align_module_device_keeps_what_is_written_by_data(sim, tmp_path):
+    model = anydevice.disk_offload(nn.BatchNorm1d(4), tmp_path, 0)
+    with align_module_device(model, 1):
+        model.weight.data.fill_(3)
+        model.bias.data = model.bias.data + 2
+        model.running_mean.data.add_(1)
+    assert model.weight.tolist() == [3] * 4
+    assert model.bias.tolist() == [2] * 4
+    assert model.running_mean.tolist() == [1] * 4
+
+
 def test_recurrent_layers_see_the_twins_in_their_own_list(sim):
     module = nn.LSTM(4, 4, batch_first=True)
     want = module(X[None])[0]

@@ -39,7 +39,7 @@ def align_module_device(
 ) -> Iterator[None]:
     """Have the weights of a module and its parts on one device while the context lasts.
 
-    Changes made to them in place inside are kept.
+    Changes made to them in place inside are kept, also those made by ``weight.data``.
 
     Args:
         module: the module; offloaded or not.
@@ -54,8 +54,10 @@ def align_module_device(
         yield
         return
     engine = Engine(prefetch_depth=0)
+    unit = engine.unit(type(module).__name__, list(iter_slots(module)), parse_device(device))
+    unit.compares = True
     try:
-        with engine.unit(type(module).__name__, list(iter_slots(module)), parse_device(device)):
+        with unit:
             yield
     finally:
         engine.close()

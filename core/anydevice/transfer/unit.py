@@ -40,7 +40,11 @@ class Unit:
         slots: where they stand.
         device: where they are needed.
         compute_dtype: the twins' dtype, for floating-point weights; None keeps each one's own.
+        compares: whether writes to the twins' ``.data``, of which nothing tells, are found by
+            comparing when they leave.
     """
+
+    compares = False
 
     def __init__(
         self,
@@ -232,7 +236,7 @@ class Unit:
                 shipment.cancel()
             raise
         guests = [Guest.of(self.slots[i], rest, twins[id(rest)]) for i, rest in missing]
-        visit = Visit(lane, guests, shipment, span)
+        visit = Visit(lane, guests, shipment, span, self.compares)
         # First: a call on another thread must not take a twin for a weight that stays.
         self._engine._standing.update((id(guest.twin), visit) for guest in guests)
         visit.begin()

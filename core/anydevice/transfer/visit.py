@@ -56,12 +56,19 @@ class Visit:
     Attributes:
         count: calls that are inside.
         guests: the twins.
+        compares: whether changes that no version tells of are looked for.
     """
 
     def __init__(
-        self, lane: Lane, guests: list[Guest], shipment: Shipment | None, span: Span | None
+        self,
+        lane: Lane,
+        guests: list[Guest],
+        shipment: Shipment | None,
+        span: Span | None,
+        compares: bool = False,
     ) -> None:
         self.guests = guests
+        self.compares = compares
         self.count = 0
         self._lane = lane
         self._shipment = shipment
@@ -130,7 +137,7 @@ class Visit:
                 written.add(id(twin))
                 if guest.changed():
                     _write_back(slot, rest, twin)
-                elif slot.is_buffer and _is_doubtful(slot.module, busy):
+                elif self.compares or (slot.is_buffer and _is_doubtful(slot.module, busy)):
                     _write_differences_back(rest, twin)
             if guest.attributes or twin.__dict__:
                 attributes_back(twin, rest, guest.attributes)
