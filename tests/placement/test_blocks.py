@@ -105,3 +105,15 @@ class _Half(nn.Module):
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
         self.inner = inner
+
+
+def test_a_model_of_a_named_class_is_opened_where_there_are_blocks_inside() -> None:
+    rows = [nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)) for _ in range(4)]
+    assert find_blocks(nn.Sequential(*rows), "Sequential") == ["0", "1", "2", "3"]
+    assert find_blocks(rows[0], "Sequential") == [""]
+    plan = infer_auto_device_map(
+        nn.Sequential(*rows),
+        {"cuda:0": 1500, "cuda:1": 2000, "cpu": 10**6},
+        no_split_module_classes=["Sequential"],
+    )
+    assert set(plan.values()) == {"cuda:0", "cuda:1"}

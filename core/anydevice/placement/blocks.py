@@ -107,6 +107,7 @@ class _Splitter:
     """Decides which modules stay whole."""
 
     def __init__(self, model: nn.Module, named: Collection[str] | str | None) -> None:
+        self.model = model
         self.finds = named is None
         self.classes = {named} if isinstance(named, str) else set(named or ())
         #: Modules (by id) in which a declared block stands, so that repetition says nothing there.
@@ -142,7 +143,8 @@ class _Splitter:
         """Whether a module must not be split (a leaf cannot be, which is another matter)."""
         children = module._modules
         if type(module).__name__ in self.classes:
-            return True
+            # The whole model is opened where it has blocks inside, though it is of their class.
+            return module is not self.model or not self.divides(module)
         if not children:
             return False
         # These use their children's weights without calling them.
