@@ -126,7 +126,7 @@ def fork_after_count(device_type: str) -> dict[str, Any]:
     for _ in range(2):
         backend.is_available()
         backend.device_count()
-    return _use_in_fork(device_type)
+    return {**_use_in_fork(device_type), "started": _what_started(backend)}
 
 
 def fork_after_discovery(device_type: str) -> dict[str, Any]:
@@ -135,7 +135,21 @@ def fork_after_discovery(device_type: str) -> dict[str, Any]:
 
     anydevice.list_backends()
     anydevice.available_devices()
-    return _use_in_fork(device_type)
+    found = _use_in_fork(device_type)
+    return {**found, "started": _what_started(anydevice.get_backend(device_type))}
+
+
+def _what_started(backend: Any) -> str:
+    """What a process that only counted has started; nothing, if all is well."""
+    for index in range(backend.device_count()):
+        for name in ("memory_allocated", "peak_memory_allocated"):
+            try:
+                size = getattr(backend, name)(index)
+            except Exception:  # noqa: BLE001 - it does not say
+                continue
+            if size and backend.device_type != "cpu":
+                return f"{name}({index}) is {size}: counting made a tensor"
+    return ""
 
 
 def _backend(device_type: str) -> Any:

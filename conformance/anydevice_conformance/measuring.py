@@ -36,8 +36,8 @@ __all__ = [
 
 _SMALLEST: Final = 64 * 1024
 _TRIES: Final = 4
-#: Seconds by which a system's account of its memory may be late.
-_HOST_LAG: Final = 1.0
+#: Seconds that one observation waits in all for a system's account, which may be late.
+_HOST_LAG: Final = 2.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,8 +67,10 @@ class Change:
 
 def sizes(subject: Subject, index: int) -> Iterator[int]:
     """Sizes of tensors to try, each about four times the one before."""
-    free = subject.memory(index).free
+    free, total = subject.memory(index).free, subject.memory(index).total
     limit = min(free // 2, psutil.virtual_memory().available // 4, 1 << 31)
+    # What is said to be free may be the fault: try something all the same.
+    limit = max(limit, min(total // 8, 32 << 20), _SMALLEST)
     size = max(_SMALLEST, min(free // 16, 64 << 20))
     while size < limit:
         yield size
@@ -97,7 +99,7 @@ def observe(
     """
     fault: str | None = "too little free memory to see anything"
     hostly = is_host_memory(subject, index)
-    patience = _HOST_LAG if hostly else 0.0
+    deadline = time.monotonic() + (_HOST_LAG if hostly else 0.0)
     accounts: list[Callable[[], int]] = (
         [read, lambda: read() + kernel_cache()] if hostly else [read]
     )
@@ -106,11 +108,11 @@ def observe(
         for _ in range(_TRIES if hostly else 1):
             before = [account() for account in accounts]
             tensor = filled(subject, index, size)
-            during = _settled(accounts, patience, partial(_came, before, size))
+            during = _settled(accounts, deadline, partial(_came, before, size))
             del tensor
             subject.backend.synchronize(index)
             between()
-            after = _settled(accounts, patience, partial(_went, before, size))
+            after = _settled(accounts, deadline, partial(_went, before, size))
             changes = list(map(Change, [size] * len(before), before, during, after))
             for change in changes:
                 fault = judge(change)
@@ -132,10 +134,9 @@ def _went(before: list[int], size: int, now: list[int]) -> bool:
 
 
 def _settled(
-    accounts: list[Callable[[], int]], patience: float, enough: Callable[[list[int]], bool]
+    accounts: list[Callable[[], int]], deadline: float, enough: Callable[[list[int]], bool]
 ) -> list[int]:
     """Read accounts that may lag behind, until they are ``enough`` or time is up."""
-    deadline = time.monotonic() + patience
     while True:
         values = [account() for account in accounts]
         if enough(values) or time.monotonic() >= deadline:

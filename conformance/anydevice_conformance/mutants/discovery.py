@@ -162,6 +162,17 @@ class DeadAfterFork(Fault):
         return super().device_count()
 
 
+@mutant("DEV-005")
+class CountMakesATensor(Fault):
+    """`device_count` tries each device by making a tensor, which a fork happens to survive."""
+
+    def device_count(self) -> int:
+        count = super().device_count()
+        for index in range(count):
+            torch.zeros(8, device=torch.device(self.device_type, index))
+        return count
+
+
 @mutant("DEV-006")
 class ImportStartsRuntime(_Runtime):
     """Making the backend object, when the plugin is imported, starts the runtime."""

@@ -649,6 +649,22 @@ class RefusesThreads(Fault):
         return super().move(tensor, device, non_blocking=non_blocking)
 
 
+@mutant("MOV-019")
+class TargetInTheObject(Fault):
+    """The target is kept in the object for a moment: another thread changes it, now and then."""
+
+    target: torch.device | None = None
+
+    def move(
+        self, tensor: torch.Tensor, device: torch.device, *, non_blocking: bool = False
+    ) -> torch.Tensor:
+        self.target = device
+        shape, dtype = tensor.shape, tensor.dtype
+        if shape.numel() == 0 or dtype is torch.bool:
+            return super().move(tensor, device, non_blocking=non_blocking)
+        return super().move(tensor, self.target, non_blocking=non_blocking)
+
+
 @mutant("MOV-019", crash=True)
 class CrashesInThreads(Fault):
     """A move in a thread that is not the first takes the process with it."""

@@ -384,3 +384,11 @@ class FewStreams(Fault):
         if self.made > 16:
             raise RuntimeError("no more hardware queues")
         return super().new_stream(index)
+
+
+@mutant("STR-016")
+class EventsAreNotWaitedFor(Fault):
+    """`synchronize_event` returns at once."""
+
+    def synchronize_event(self, event: Any) -> None:
+        pass

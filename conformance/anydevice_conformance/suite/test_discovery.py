@@ -7,7 +7,6 @@ import contextlib
 import os
 import re
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -18,6 +17,7 @@ from anydevice_conformance import children
 from anydevice_conformance.marks import slow, two_devices
 from anydevice_conformance.outcomes import left_out, not_claimed
 from anydevice_conformance.subject import Subject
+from anydevice_conformance.threads import at_once
 
 
 def test_DEV_001_found_by_entry_point(subject: Subject) -> None:
@@ -179,9 +179,7 @@ def test_DEV_010_members_from_threads(subject: Subject) -> None:
             backend.synchronize(index)
             assert subject.fetch(tensor)[0].item() == number, "a thread got another's values"
 
-    with ThreadPoolExecutor(8) as pool:
-        for future in [pool.submit(ask, n) for n in range(16)]:
-            future.result()
+    at_once(ask, 8, backend)
 
 
 def test_DEV_011_no_driver_is_no_crash(subject: Subject) -> None:
@@ -215,6 +213,7 @@ def _fork(subject: Subject, task: str) -> None:
         left_out("this system has no fork")
     found = children.ask(task, subject.type)
     assert found["code"] == 0, f"the forked child ended with {found['code']}"
+    assert not found["started"], f"after counting, {found['started']}"
 
 
 def _calls(subject: Subject, index: int) -> dict[str, Callable[[], object]]:

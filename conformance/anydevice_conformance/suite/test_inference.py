@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import gc
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +35,7 @@ from anydevice_conformance.jobs import (
 from anydevice_conformance.marks import slow
 from anydevice_conformance.outcomes import left_out, not_claimed
 from anydevice_conformance.subject import Subject
+from anydevice_conformance.threads import at_once
 
 
 def test_INF_001_auto_map(subject: Subject, tmp_path: Path) -> None:
@@ -237,9 +237,7 @@ def test_INF_010_two_threads(subject: Subject, index: int) -> None:
             for _ in range(4):
                 assert_close(subject, model(ids(seed)), expected[seed], f"thread {seed}")
 
-    with ThreadPoolExecutor(4) as pool:
-        for future in [pool.submit(run, seed) for seed in range(4)]:
-            future.result()
+    at_once(run, 4, subject.backend)
 
 
 class _Hungry(nn.Module):

@@ -137,6 +137,7 @@ def test_MEM_006_allocated_follows(subject: Subject, index: int) -> None:
     Found: it counts the cache, stands still, or is in other units.
     Fix: report the bytes of live tensors of this process, not what is reserved.
     """
+    assert type(subject.allocated(index)) is int, "memory_allocated returns no int"
 
     def judge(change: Change) -> str | None:
         most = change.size + max(2 * _MIB, change.size // 8)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import gc
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from anydevice_conformance.data import DTYPES, all_bits, same_bits, sample, spec
 from anydevice_conformance.marks import slow, two_devices
 from anydevice_conformance.outcomes import left_out, not_claimed
 from anydevice_conformance.subject import Subject
+from anydevice_conformance.threads import at_once
 from anydevice_conformance.work import long_work
 
 _BY_DTYPE = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
@@ -139,6 +139,7 @@ def _layouts() -> dict[str, torch.Tensor]:
     base = torch.arange(240.0)
     image = base.reshape(2, 3, 8, 5)
     return {
+        "contiguous": base.reshape(6, 40),
         "transposed": base.reshape(16, 15).t(),
         "permuted": base.reshape(4, 6, 10).permute(2, 0, 1),
         "channels_last": image.contiguous(memory_format=torch.channels_last),
@@ -448,16 +449,14 @@ def test_MOV_019_threads(subject: Subject) -> None:
 
     def work(number: int) -> None:
         index = subject.indices[number % len(subject.indices)]
-        for turn in range(12):
-            source = torch.full((2000 + 37 * number,), float(100 * number + turn))
+        for turn in range(40):
+            source = torch.full((200 + 37 * number,), float(100 * number + turn))
             there = subject.put(source, index, non_blocking=bool(turn % 2))
             assert subject.is_on(there, index), f"thread {number}: is on {there.device}"
             found = subject.fetch(there + 1)
             assert torch.equal(found, source + 1), f"thread {number}: got another's values"
 
-    with ThreadPoolExecutor(8) as pool:
-        for future in [pool.submit(work, number) for number in range(8)]:
-            future.result()
+    at_once(work, 8, subject.backend)
 
 
 @slow

@@ -12,6 +12,7 @@ import torch
 
 from anydevice_conformance.marks import needs, two_devices
 from anydevice_conformance.subject import Subject
+from anydevice_conformance.threads import at_once
 from anydevice_conformance.work import is_done, long_work, still_running
 
 pytestmark = needs("streams")
@@ -81,6 +82,18 @@ def test_STR_003_streams_are_the_threads(subject: Subject, index: int) -> None:
         thread.join()
     assert mine == before, "another thread's stream became this thread's"
     assert done == [True], "the thread's own stream was not current in it"
+
+    def use_own(number: int) -> None:
+        own = backend.new_stream(index)
+        for turn in range(10):
+            with backend.use_stream(own):
+                assert backend.current_stream(index) == own, f"thread {number} lost its stream"
+                value = subject.put(torch.full((50,), float(number)), index, non_blocking=True)
+                found = subject.fetch(value + turn)
+            assert backend.current_stream(index) != own, f"thread {number} kept its stream"
+            assert found[0].item() == number + turn, f"thread {number} got another's values"
+
+    at_once(use_own, 6, backend)
 
 
 @pytest.mark.parametrize("order", ["new then new", "older last", "default first", "default last"])
@@ -417,3 +430,20 @@ def test_STR_015_plentiful(subject: Subject, index: int) -> None:
         assert backend.memory_allocated(index) - before < 1 << 20, "device memory was kept"
     found = subject.fetch(subject.put(torch.ones(3), index) + 1)
     assert found.tolist() == [2.0] * 3
+
+
+def test_STR_016_synchronize_event(subject: Subject, index: int) -> None:
+    """After `synchronize_event` the work that the event marks is done.
+
+    Found: the host went on before.
+    Fix: wait for the event: ``event.synchronize()``, or the vendor's call.
+    """
+    backend, work = subject.backend, long_work(subject, index)
+    for stream in (backend.new_stream(index), backend.current_stream(index)):
+        with backend.use_stream(stream):
+            copy = subject.fetch(work.run(), non_blocking=True)
+        event = backend.record_event(stream)
+        backend.synchronize_event(event)
+        assert torch.equal(copy, work.pattern), "the result is not there"
+        assert is_done(event), "the event is not done"
+        backend.synchronize_event(event)  # once more: it has passed, and that is no error
