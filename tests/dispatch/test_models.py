@@ -537,3 +537,42 @@ def test_a_layer_placed_by_its_weights_takes_inputs_from_any_device(sim):
         want = model(x)
         anydevice.dispatch_model(model, {"1.weight": 0, "0": 1})
         assert torch.allclose(model(x), want, atol=1e-6)
+
+
+@pytest.mark.parametrize("make", [nn.MultiheadAttention, nn.TransformerEncoderLayer])
+def test_layerwise_casting_of_modules_that_use_weights_of_their_parts(sim, make):
+    model = nn.ModuleDict({"inner": make(8, 2)}).eval()
+    want = model["inner"](*[torch.ones(3, 8)] * (3 if make is nn.MultiheadAttention else 1))
+    anydevice.dispatch.attach_layerwise_casting_hooks(
+        model, torch.bfloat16, torch.float32, skip_modules_classes=()
+    )
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    got = model["inner"](*[torch.ones(3, 8)] * (3 if make is nn.MultiheadAttention else 1))
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, atol=0.1, rtol=0.1)
+
+
+def test_hooks_of_the_users_outlive_a_dispatch(sim, tmp_path):
+    class Twice(anydevice.hooks.ModelHook):
+        calls = 0
+
+        def pre_forward(self, module, *args, **kwargs):
+            self.calls += 1
+            return (args[0] * 2,), kwargs
+
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4)).eval()
+    own = Twice()
+    anydevice.hooks.add_hook_to_module(model[2], own)
+    anydevice.dispatch.attach_layerwise_casting_hooks(
+        model, torch.bfloat16, torch.float32, skip_modules_classes=(nn.BatchNorm1d,)
+    )
+    x = torch.ones(2, 4)
+    want = model(x)
+    anydevice.cpu_offload(model, 0)
+    torch.testing.assert_close(model(x).cpu(), want)
+    anydevice.dispatch_model(model, {"0": 0, "1": "cpu", "2": "disk"}, offload_dir=tmp_path)
+    torch.testing.assert_close(model(x).cpu(), want)
+    anydevice.cpu_offload_with_hook(model, 1)
+    anydevice.cpu_offload(model, 0)
+    torch.testing.assert_close(model(x).cpu(), want)
+    assert own.calls == 4

@@ -11,7 +11,9 @@ from torch import nn
 
 from anydevice.devices import Device, DeviceLike
 from anydevice.dispatch.places import Places, put_in_place
-from anydevice.hooks import remove_hook_from_submodules
+from anydevice.hooks import AlignDevicesHook
+from anydevice.hooks.base import remove_hooks_of_kind
+from anydevice.hooks.offload import CpuOffload
 from anydevice.hooks.resting import gather_weights
 from anydevice.hooks.state import align_hook_of
 from anydevice.hooks.units import Layout, attach_units
@@ -91,7 +93,7 @@ def dispatch_model(
     places = Places.of(placement, main_device, offload_buffers)
     weights = gather_weights(iter_slots(model), places.rest)
     put_in_place(weights, state_dict, offload_dir, offload_index)
-    remove_hook_from_submodules(model)
+    remove_hooks_of_kind(model, AlignDevicesHook, CpuOffload)  # the user's own stay
     if force_hooks or not places.is_single:
         hook_model(
             model,
@@ -159,7 +161,7 @@ def dispatch_offloaded(
     places = Places.of(resolve_device_map(model, {"": rest}), execution, offload_buffers)
     weights = gather_weights(iter_slots(model), places.rest)
     put_in_place(weights, state_dict, offload_dir)
-    remove_hook_from_submodules(model)
+    remove_hooks_of_kind(model, AlignDevicesHook, CpuOffload)  # the user's own stay
     hook_model(model, places, preload=preload or ())
     for module in model.modules():
         hook = align_hook_of(module)

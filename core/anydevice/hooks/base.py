@@ -16,6 +16,7 @@ __all__ = [
     "add_hook_to_module",
     "remove_hook_from_module",
     "remove_hook_from_submodules",
+    "remove_hooks_of_kind",
 ]
 
 #: Where a hooked module keeps its hook and its own forward. Other libraries read these names.
@@ -347,3 +348,25 @@ def remove_hook_from_submodules(module: nn.Module) -> None:
         module: the module; changed in place.
     """
     remove_hook_from_module(module, recurse=True)
+
+
+def remove_hooks_of_kind(model: nn.Module, *kinds: type[ModelHook]) -> None:
+    """Remove hooks of some classes from a model and its submodules; all others stay.
+
+    Args:
+        model: changed in place.
+        *kinds: the classes.
+    """
+    for module in model.modules():
+        hook: ModelHook | None = module.__dict__.get(HOOK)
+        if hook is None:
+            continue
+        hooks = hook.hooks if isinstance(hook, SequentialHook) else (hook,)
+        kept = [h for h in hooks if not isinstance(h, kinds)]
+        if not kept:
+            remove_hook_from_module(module)
+        elif len(kept) < len(hooks):
+            for gone in hooks:
+                if isinstance(gone, kinds):
+                    gone.detach_hook(module)
+            module.__dict__[HOOK] = SequentialHook(*kept) if len(kept) > 1 else kept[0]

@@ -11,6 +11,7 @@ from torch import nn
 
 from anydevice.devices import Device, parse_device
 from anydevice.hooks.base import ModelHook, add_hook_to_module
+from anydevice.hooks.units import computes_with_parts
 from anydevice.modules import Slot, exchange, iter_slots
 from anydevice.transfer import Engine, Unit
 
@@ -109,15 +110,23 @@ def attach_layerwise_casting_hooks(
     )
     done: set[int] = set()
 
-    def visit(name: str, part: nn.Module) -> None:
-        skipped = isinstance(part, skip_modules_classes or ()) or any(
+    def is_skipped(name: str, part: nn.Module) -> bool:
+        return isinstance(part, skip_modules_classes or ()) or any(
             re.search(pattern, name) for pattern in patterns or ()
         )
-        if skipped or id(part) in done:
+
+    def is_whole(name: str, part: nn.Module) -> bool:
+        """Whether it uses weights of its parts without calling them: it casts for them."""
+        uses = computes_with_parts(part) or isinstance(part, nn.TransformerEncoderLayer)
+        return uses and not any(is_skipped(n, p) for n, p in part.named_modules(prefix=name))
+
+    def visit(name: str, part: nn.Module) -> None:
+        if is_skipped(name, part) or id(part) in done:
             return
         done.add(id(part))
-        children = [(n, c) for n, c in part._modules.items() if c is not None]
-        if not children and next(iter_slots(part, recurse=False), None) is not None:
+        whole = is_whole(name, part)
+        children = [(n, c) for n, c in part._modules.items() if c is not None and not whole]
+        if not children and next(iter_slots(part, recurse=whole), None) is not None:
             hook = LayerwiseCastingHook(storage_dtype, compute_dtype, non_blocking)
             add_hook_to_module(part, hook, append=True)
         for child_name, child in children:

@@ -29,7 +29,7 @@ from anydevice.modules import Slot, iter_slots
 from anydevice.sizes import tensor_bytes
 from anydevice.transfer import Engine, Unit
 
-__all__ = ["Layout", "attach_units"]
+__all__ = ["Layout", "attach_units", "computes_with_parts"]
 
 #: Containers whose children are called by somebody else, or one after the other.
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
@@ -163,7 +163,7 @@ class _Attaching:
         limit = self.layout.limits.get(node.place) if node.place is not None else None
         if limit is not None and node.size > limit:
             return False
-        if in_block or _computes_with_parts(node.module):
+        if in_block or computes_with_parts(node.module):
             return True
         return not node.block_below and node.size <= self.usual
 
@@ -253,7 +253,7 @@ def _has_forward(module: nn.Module) -> bool:
     return "forward" in module.__dict__ or type(module).forward is not nn.Module.forward
 
 
-def _computes_with_parts(module: nn.Module) -> bool:
+def computes_with_parts(module: nn.Module) -> bool:
     """Whether a module is known to use the weights of its parts without calling them."""
     if isinstance(module, _CONTAINERS):
         return False
