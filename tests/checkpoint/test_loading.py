@@ -480,6 +480,12 @@ def test_a_prefix_on_either_side_is_pointed_out(prefix, truth, tmp_path):
         load_checkpoint_in_model(wrapped, tmp_path / "n.safetensors")
 
 
+def test_a_word_may_stand_for_a_map(sim, path):
+    model = on_meta()
+    load_checkpoint_in_model(model, path, device_map="auto")
+    assert {p.device.type for p in model.parameters()} == {"sim"}
+
+
 @pytest.mark.parametrize(
     ("device_map", "error", "words"),
     [
@@ -488,7 +494,7 @@ def test_a_prefix_on_either_side_is_pointed_out(prefix, truth, tmp_path):
         ({"": "sim:7"}, UnknownDeviceError, "sim:7"),
         ({"": "meta"}, DeviceMapError, "meta"),
         ({3: "cpu"}, DeviceMapError, "3"),
-        ("auto", UnknownDeviceError, "auto"),
+        ("automatic", UnknownDeviceError, "automatic"),
     ],
 )
 def test_a_device_map_that_does_not_fit(sim, device_map, error, words, path):

@@ -14,6 +14,7 @@ from anydevice.checkpoint.matching import Casting, Plan, make_plan
 from anydevice.checkpoint.progress import Progress
 from anydevice.checkpoint.reading import Checkpoint, open_checkpoint
 from anydevice.checkpoint.streaming import DEFAULT_BUFFER_BYTES
+from anydevice.placement import STRATEGIES, resolve_device_map
 
 __all__ = ["load_checkpoint_in_model"]
 
@@ -53,8 +54,9 @@ def load_checkpoint_in_model(
     Args:
         model: on any device, meta too.
         checkpoint: see `open_checkpoint`; or what that returned.
-        device_map: module or tensor names to devices, or one device for all; None leaves weights
-            on the devices where they are, and puts those on meta on the host.
+        device_map: module or tensor names to devices, one device for all, or a word such as
+            ``"auto"``; None leaves weights on the devices where they are, and puts those on meta on
+            the host.
         offload_folder: where weights for the disk are written that are not in a file as needed.
         dtype: what floating-point weights are cast to. None: the model's own dtypes;
             ``"auto"``: the file's. Integers are never cast to it.
@@ -98,7 +100,10 @@ def load_checkpoint_in_model(
         )
 
     def plan_for(source: Checkpoint) -> Plan:
-        return make_plan(model, source, device_map, casting, offload_buffers=offload_buffers)
+        places = device_map
+        if isinstance(device_map, str) and device_map in STRATEGIES:
+            places = resolve_device_map(model, device_map, offload_buffers=offload_buffers)
+        return make_plan(model, source, places, casting, offload_buffers=offload_buffers)
 
     with Progress(progress) as bar:
         if broadcast_from_rank0:
