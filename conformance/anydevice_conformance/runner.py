@@ -44,6 +44,7 @@ def run_suite(
         on_result: called with each result as it comes.
     """
     name = "probe" if assume else "run"
+    folder.mkdir(parents=True, exist_ok=True)
     journal, log = folder / f"{name}.journal", folder / f"{name}.log"
     for file in (journal, log):
         file.unlink(missing_ok=True)
