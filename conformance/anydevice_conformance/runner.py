@@ -43,6 +43,7 @@ def run_suite(
         only: only the checks in whose names one of these stands.
         on_result: called with each result as it comes.
     """
+    folder.mkdir(parents=True, exist_ok=True)
     name = "probe" if assume else "run"
     folder.mkdir(parents=True, exist_ok=True)
     journal, log = folder / f"{name}.journal", folder / f"{name}.log"

@@ -81,23 +81,24 @@ class EveryThirdWait(Fault):
 
 
 @mutant("INF-005")
-class SecondVisitIsEmpty(Fault):
-    """A weight that comes to the device for the second time arrives as zeros."""
+class EverySecondWait(Fault):
+    """Every second `wait_event` does not wait."""
 
-    def __init__(self) -> None:
-        self.seen: set[tuple[int, ...]] = set()
+    count = 0
 
-    def move(
-        self, tensor: torch.Tensor, device: torch.device, *, non_blocking: bool = False
-    ) -> torch.Tensor:
-        moved = super().move(tensor, device, non_blocking=non_blocking)
-        if device.type == "cpu" or not tensor.is_floating_point():
-            return moved
-        key = (tensor.data_ptr(), *tensor.shape)
-        if key in self.seen:
-            return torch.zeros_like(moved)
-        self.seen.add(key)
-        return moved
+    def wait_event(self, stream: Any, event: Any) -> None:
+        self.count += 1
+        if self.count % 2:
+            super().wait_event(stream, event)
+
+
+@mutant("INF-005")
+class InputsStayZero(_Move):
+    """Inputs that were moved to the device are zeros there."""
+
+    def after(self, moved: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        ids = moved.device.type != "cpu" and moved.dtype is torch.int64
+        return torch.zeros_like(moved) if ids else moved
 
 
 @mutant("INF-006")

@@ -94,12 +94,12 @@ def test_INF_004_prefetch(subject: Subject, index: int, depth: int) -> None:
     """
     if subject.quick and depth != 1:
         left_out("left out by --quick")
-    model, plain = exact_toy(blocks=10)
+    model, plain = exact_toy(blocks=8)
     place = str(subject.device(index))
-    names = {"embed": place, "head": place, **{f"blocks.{n}": "cpu" for n in range(10)}}
+    names = {"embed": place, "head": place, **{f"blocks.{n}": "cpu" for n in range(8)}}
     dispatch_model(model, names, main_device=place, prefetch_depth=depth, force_hooks=True)
     for seed in range(4):
-        other = Toy(blocks=10, seed=seed)
+        other = Toy(blocks=8, seed=seed)
         if seed % 2:
             with torch.no_grad():
                 for target in (model, plain):
