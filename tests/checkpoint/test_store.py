@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from anydevice.checkpoint import store_writing
+from anydevice.checkpoint import store_bytes, store_writing
 from anydevice.checkpoint.mapped import backing_of, map_file
 from anydevice.checkpoint.store import WeightSource, open_store, write_store
 from anydevice.checkpoint.store_manifest import LOCK_NAME, MANIFEST_NAME, _digest
@@ -105,7 +105,7 @@ def test_any_weights_come_back_however_files_and_pieces_are_cut(
         tensors[name] = whole.permute(order) if shape else whole
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(store_writing, "LARGEST_FILE", largest)
-        patch.setattr(store_writing, "PIECE", piece)
+        patch.setattr(store_bytes, "PIECE", piece)
         store = write_store(tmp_path_factory.mktemp("store"), tensors)
     assert_same(store, tensors)
 
@@ -148,7 +148,7 @@ def test_reading_is_lazy_and_never_writes_the_file(tmp_path):
 
 
 def test_a_device_tensor_is_moved_in_pieces(tmp_path, sim, monkeypatch):
-    monkeypatch.setattr(store_writing, "PIECE", 4096)
+    monkeypatch.setattr(store_bytes, "PIECE", 4096)
     tensors = {"a": torch.randn(5000, device="sim:1"), "b": torch.randn(70, 90, device="sim:0").t()}
     assert_same(write_store(tmp_path, tensors), tensors)
 
@@ -424,7 +424,7 @@ def test_a_full_disk_is_seen_before_writing(tmp_path, monkeypatch):
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
 def test_a_write_that_fails_at_any_step_leaves_nothing(tmp_path, monkeypatch, code):
     monkeypatch.setattr(store_writing, "LARGEST_FILE", 64)
-    monkeypatch.setattr(store_writing, "PIECE", 32)
+    monkeypatch.setattr(store_bytes, "PIECE", 32)
     real, left = os.write, [0]
 
     def failing(descriptor, data):

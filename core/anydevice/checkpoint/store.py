@@ -24,6 +24,13 @@ import filelock
 import torch
 
 from anydevice.checkpoint.mapped import FileSlice, MappedFile, backing_of, is_unwritten, map_file
+from anydevice.checkpoint.store_bytes import (
+    Storable,
+    WeightSource,
+    checksum,
+    is_checksum,
+    require_storable,
+)
 from anydevice.checkpoint.store_manifest import (
     LOCK_NAME,
     MANIFEST_NAME,
@@ -32,13 +39,8 @@ from anydevice.checkpoint.store_manifest import (
     StoredFile,
 )
 from anydevice.checkpoint.store_writing import (
-    Storable,
-    WeightSource,
-    checksum,
-    is_checksum,
     nothing_left_on_error,
     remove_data_files,
-    require_storable,
     write_atomically,
     write_files,
 )

@@ -8,43 +8,35 @@ and renamed, so a file with its final name is whole.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import itertools
 import json
-import math
 import os
 import shutil
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final
 
 import torch
 
+from anydevice.checkpoint.store_bytes import (
+    Storable,
+    WeightSource,
+    as_checksum,
+    bytes_of,
+    nbytes_of,
+    pieces_of,
+)
 from anydevice.checkpoint.store_manifest import DATA_PREFIX, MANIFEST_NAME, Entry, StoredFile
-from anydevice.devices import CPU
-from anydevice.errors import DiskFullError, OffloadStoreError
+from anydevice.errors import DiskFullError
 from anydevice.sizes import tie_key
-from anydevice.tensors import move_tensor
 
-__all__ = [
-    "Storable",
-    "WeightSource",
-    "checksum",
-    "is_checksum",
-    "nothing_left_on_error",
-    "remove_data_files",
-    "require_storable",
-    "write_atomically",
-    "write_files",
-]
+__all__ = ["nothing_left_on_error", "remove_data_files", "write_atomically", "write_files"]
 
 #: A file is closed when the next weight would make it larger than this.
 LARGEST_FILE: Final = 4 << 30
-#: Bytes that are in flight at once, twice: one piece being written, one being made.
-PIECE: Final = 16 << 20
 #: Bytes given to the system at once. With more, Linux caches the file in huge pages, for which it
 #: must find memory in one piece: three times slower where memory is in use, measured on ext4.
 _ONE_WRITE: Final = 1 << 20
@@ -71,73 +63,6 @@ _SAFETENSORS_NAMES: Final = {
     torch.bool: "BOOL",
     torch.complex64: "C64",
 }
-
-
-class WeightSource(NamedTuple):
-    """A weight that is made only when it is written, such as one that is cast on its way.
-
-    Attributes:
-        dtype: of what ``load`` returns.
-        shape: of what ``load`` returns.
-        load: makes the tensor, on any device; called once, or again when contents are compared.
-        identity: names the bytes, for example a file with its size, time and the dtype cast to. Two
-            sources with one identity are taken for the same without being loaded. None: unknown.
-    """
-
-    dtype: torch.dtype
-    shape: Sequence[int]
-    load: Callable[[], torch.Tensor]
-    identity: str | None = None
-
-
-#: What can be written.
-Storable: TypeAlias = "torch.Tensor | WeightSource"
-
-
-def _nbytes_of(value: Storable) -> int:
-    """Bytes that a weight takes in a file."""
-    return math.prod(value.shape) * value.dtype.itemsize
-
-
-def require_storable(name: str, value: Storable) -> None:
-    """Make sure that a weight is plain bytes.
-
-    Raises:
-        OffloadStoreError: it holds no data, or is more than one block of numbers.
-    """
-    if isinstance(value, WeightSource):
-        return
-    if value.is_meta:
-        raise OffloadStoreError(
-            f"{name} is on meta and has no data to write: load the model before it is offloaded"
-        )
-    if value.layout is not torch.strided or hasattr(value, "__tensor_flatten__"):
-        raise OffloadStoreError(
-            f"{name} is a {type(value).__name__} of layout {value.layout}, which cannot be stored "
-            "as plain bytes: keep its module on the CPU or an accelerator"
-        )
-
-
-def checksum(value: Storable) -> str:
-    """Return the checksum of a weight's bytes, which tells them from another model's."""
-    if isinstance(value, WeightSource):
-        value = value.load()
-    total = 0
-    for piece in _pieces(value):
-        total = zlib.crc32(_bytes_of(piece), total)
-    return _checksum(total)
-
-
-def is_checksum(content: str) -> bool:
-    """Whether a weight's content is a checksum of its bytes, and not the identity of its source."""
-    return content.startswith("crc32:")
-
-
-def _checksum(total: int) -> str:
-    return f"crc32:{total:08x}"
-
-
-# ---------------------------------------------------------------------- files
 
 
 def write_files(
@@ -181,7 +106,7 @@ def nothing_left_on_error(
     Raises:
         DiskFullError: there is no room for them, seen before or while writing.
     """
-    needed = sum(_nbytes_of(values[name]) for name in set(_owners(values).values()))
+    needed = sum(nbytes_of(values[name]) for name in set(_owners(values).values()))
     if needed > shutil.disk_usage(folder).free:
         raise _disk_full(folder, needed)
     try:
@@ -231,11 +156,11 @@ def _group(values: Mapping[str, Storable]) -> Iterator[list[str]]:
     group: list[str] = []
     total = 0
     for name, value in values.items():
-        if group and total + _nbytes_of(value) > LARGEST_FILE:
+        if group and total + nbytes_of(value) > LARGEST_FILE:
             yield sorted(group, key=lambda n: -values[n].dtype.itemsize)
             group, total = [], 0
         group.append(name)
-        total += _nbytes_of(value)
+        total += nbytes_of(value)
     if group:
         yield sorted(group, key=lambda n: -values[n].dtype.itemsize)
 
@@ -247,7 +172,6 @@ def _write_file(path: Path, values: Mapping[str, Storable]) -> dict[str, Entry]:
     try:
         _write_all(descriptor, memoryview(header))
         contents = _write_values(descriptor, values)
-        os.fsync(descriptor)
     finally:
         os.close(descriptor)
     os.replace(temporary, path)
@@ -265,7 +189,7 @@ def _header(values: Mapping[str, Storable]) -> tuple[bytes, dict[str, int]]:
     position = 0
     for name, value in values.items():
         starts[name] = position
-        end = position + _nbytes_of(value)
+        end = position + nbytes_of(value)
         known = _SAFETENSORS_NAMES.get(value.dtype)
         # A weight of this very name would take the place of the file's metadata.
         table[name + "." if name == "__metadata__" else name] = {
@@ -284,22 +208,56 @@ def _header(values: Mapping[str, Storable]) -> tuple[bytes, dict[str, int]]:
 
 
 def _write_values(descriptor: int, values: Mapping[str, Storable]) -> dict[str, str]:
-    """Write all bytes in order; a second thread writes while this one makes the next piece."""
+    """Write all bytes in order, and sync them to the disk.
+
+    While this thread makes a piece, one writes the last piece and one lets the disk begin with what
+    is written: the system alone would begin with the sync at the end.
+    """
     contents: dict[str, str] = {}
-    with ThreadPoolExecutor(1, "anydevice-store") as writer:
-        writing: Future[None] | None = None
+    with _Line("anydevice-write") as writing, _Line("anydevice-sync") as syncing:
         for name, value in values.items():
             total = 0
-            for piece in _checked_pieces(name, value):
-                if writing is not None:
-                    writing.result()
-                writing = writer.submit(_write_piece, descriptor, piece)
-                total = zlib.crc32(_bytes_of(piece), total)
+            for piece in pieces_of(name, value):
+                writing.start(_write_piece, descriptor, piece)
+                if syncing.is_free:
+                    syncing.start(os.fsync, descriptor)
+                total = zlib.crc32(bytes_of(piece), total)
             identity = value.identity if isinstance(value, WeightSource) else None
-            contents[name] = identity or _checksum(total)
-        if writing is not None:
-            writing.result()
+            contents[name] = identity or as_checksum(total)
+        writing.wait()
+        # An error of the disk is told once: that of an early sync would not be told again.
+        syncing.wait()
+        os.fsync(descriptor)
     return contents
+
+
+class _Line:
+    """A thread that does one thing at a time. Leaving the context waits for it."""
+
+    def __init__(self, name: str) -> None:
+        self._pool = ThreadPoolExecutor(1, name)
+        self._work: Future[None] | None = None
+
+    @property
+    def is_free(self) -> bool:
+        return self._work is None or self._work.done()
+
+    def start(self, function: Callable[..., None], *args: object) -> None:
+        """Do something, once what went before is done; its error is raised here."""
+        self.wait()
+        self._work = self._pool.submit(function, *args)
+
+    def wait(self) -> None:
+        """Wait for what was started; its error is raised here."""
+        work, self._work = self._work, None
+        if work is not None:
+            work.result()
+
+    def __enter__(self) -> _Line:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown()
 
 
 def _create(path: Path) -> int:
@@ -308,58 +266,12 @@ def _create(path: Path) -> int:
 
 
 def _write_piece(descriptor: int, piece: torch.Tensor) -> None:
-    _write_all(descriptor, _bytes_of(piece))
+    _write_all(descriptor, bytes_of(piece))
 
 
 def _write_all(descriptor: int, view: memoryview) -> None:
     while view:
         view = view[os.write(descriptor, view[:_ONE_WRITE]) :]
-
-
-# ---------------------------------------------------------------------- pieces
-
-
-def _checked_pieces(name: str, value: Storable) -> Iterable[torch.Tensor]:
-    if not isinstance(value, WeightSource):
-        return _pieces(value)
-    tensor = value.load()
-    if tensor.dtype is not value.dtype or tuple(tensor.shape) != tuple(value.shape):
-        raise OffloadStoreError(
-            f"{name} was announced as {value.dtype} {tuple(value.shape)} and came as "
-            f"{tensor.dtype} {tuple(tensor.shape)}"
-        )
-    return _pieces(tensor)
-
-
-def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """A tensor's elements in order, as contiguous host tensors of about `PIECE` bytes at most."""
-    tensor = tensor.detach()
-    if tensor.numel() == 0:
-        return
-    if tensor.is_contiguous():
-        flat = tensor.view(-1)
-        step = PIECE // tensor.dtype.itemsize
-        for start in range(0, flat.numel(), step):
-            yield _to_host(flat[start : start + step])
-    elif tensor.nbytes <= PIECE:
-        yield _to_host(tensor.contiguous())
-    elif len(tensor) == 1:
-        yield from _pieces(tensor[0])
-    else:
-        rows = max(1, len(tensor) * PIECE // tensor.nbytes)
-        for part in tensor.split(rows):  # type: ignore[no-untyped-call]
-            yield from _pieces(part)
-
-
-def _to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """On the host; a conjugate or negative that torch holds as a mere flag is made real."""
-    return move_tensor(tensor, CPU).resolve_conj().resolve_neg()
-
-
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    """A contiguous host tensor's memory. Good as long as the tensor lives."""
-    array = (ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())
-    return memoryview(array).cast("B")
 
 
 # ---------------------------------------------------------------------- room

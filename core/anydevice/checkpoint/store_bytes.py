@@ -1,0 +1,142 @@
+"""What can be stored, and its bytes: tensors of any device and strides, as pieces on the host."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final, NamedTuple, TypeAlias
+
+import torch
+
+from anydevice.devices import CPU
+from anydevice.errors import OffloadStoreError
+from anydevice.tensors import move_tensor
+
+__all__ = [
+    "Storable",
+    "WeightSource",
+    "as_checksum",
+    "bytes_of",
+    "checksum",
+    "is_checksum",
+    "nbytes_of",
+    "pieces_of",
+    "require_storable",
+]
+
+#: Bytes of one piece, at most.
+PIECE: Final = 16 << 20
+
+
+class WeightSource(NamedTuple):
+    """A weight that is made only when it is written, such as one that is cast on its way.
+
+    Attributes:
+        dtype: of what ``load`` returns.
+        shape: of what ``load`` returns.
+        load: makes the tensor, on any device; called once, or again when contents are compared.
+        identity: names the bytes, for example a file with its size, time and the dtype cast to. Two
+            sources with one identity are taken for the same without being loaded. None: unknown.
+    """
+
+    dtype: torch.dtype
+    shape: Sequence[int]
+    load: Callable[[], torch.Tensor]
+    identity: str | None = None
+
+
+#: What can be written.
+Storable: TypeAlias = "torch.Tensor | WeightSource"
+
+
+def nbytes_of(value: Storable) -> int:
+    """Bytes that a weight takes in a file."""
+    return math.prod(value.shape) * value.dtype.itemsize
+
+
+def require_storable(name: str, value: Storable) -> None:
+    """Make sure that a weight is plain bytes.
+
+    Raises:
+        OffloadStoreError: it holds no data, or is more than one block of numbers.
+    """
+    if isinstance(value, WeightSource):
+        return
+    if value.is_meta:
+        raise OffloadStoreError(
+            f"{name} is on meta and has no data to write: load the model before it is offloaded"
+        )
+    if value.layout is not torch.strided or hasattr(value, "__tensor_flatten__"):
+        raise OffloadStoreError(
+            f"{name} is a {type(value).__name__} of layout {value.layout}, which cannot be stored "
+            "as plain bytes: keep its module on the CPU or an accelerator"
+        )
+
+
+def checksum(value: Storable) -> str:
+    """Return the checksum of a weight's bytes, which tells them from another model's."""
+    if isinstance(value, WeightSource):
+        value = value.load()
+    total = 0
+    for piece in _pieces(value):
+        total = zlib.crc32(bytes_of(piece), total)
+    return as_checksum(total)
+
+
+def is_checksum(content: str) -> bool:
+    """Whether a weight's content is a checksum of its bytes, and not the identity of its source."""
+    return content.startswith("crc32:")
+
+
+def as_checksum(total: int) -> str:
+    """A CRC-32 as the content of a weight."""
+    return f"crc32:{total:08x}"
+
+
+def pieces_of(name: str, value: Storable) -> Iterable[torch.Tensor]:
+    """A weight's elements in order, as contiguous host tensors of about `PIECE` bytes at most.
+
+    Raises:
+        OffloadStoreError: a source made another tensor than it had announced.
+    """
+    if not isinstance(value, WeightSource):
+        return _pieces(value)
+    tensor = value.load()
+    if tensor.dtype is not value.dtype or tuple(tensor.shape) != tuple(value.shape):
+        raise OffloadStoreError(
+            f"{name} was announced as {value.dtype} {tuple(value.shape)} and came as "
+            f"{tensor.dtype} {tuple(tensor.shape)}"
+        )
+    return _pieces(tensor)
+
+
+def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    tensor = tensor.detach()
+    if tensor.numel() == 0:
+        return
+    if tensor.is_contiguous():
+        flat = tensor.view(-1)
+        step = PIECE // tensor.dtype.itemsize
+        for start in range(0, flat.numel(), step):
+            yield _to_host(flat[start : start + step])
+    elif tensor.nbytes <= PIECE:
+        yield _to_host(tensor.contiguous())
+    elif len(tensor) == 1:
+        yield from _pieces(tensor[0])
+    else:
+        rows = max(1, len(tensor) * PIECE // tensor.nbytes)
+        for part in tensor.split(rows):  # type: ignore[no-untyped-call]
+            yield from _pieces(part)
+
+
+def _to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """On the host; a conjugate or negative that torch holds as a mere flag is made real."""
+    return move_tensor(tensor, CPU).resolve_conj().resolve_neg()
+
+
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """A contiguous host tensor's memory. Good as long as the tensor lives."""
+    array = (ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())
+    return memoryview(array).cast("B")
