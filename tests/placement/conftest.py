@@ -9,7 +9,7 @@ from anydevice_conformance.simulator.backend import SimulatorBackend
 
 @pytest.fixture(autouse=True, scope="module")
 def _no_accelerator():
-    """Other tests of this process may have installed the simulator; here a bare index is nobody's."""
+    """Other tests may have installed the simulator; here a bare index is nobody's."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SimulatorBackend, "is_available", lambda backend: False)
         yield
