@@ -114,9 +114,10 @@ def resolve_device(spelling: DeviceLike) -> Device:
     if device.is_accelerator:
         here = [str(d) for d in registry.available_devices()]
         if str(device) not in here:
-            raise UnknownDeviceError(
-                f"device {str(device)!r} is not on this machine; available: {', '.join(here)}, disk"
-            )
+            missing = f"device {str(device)!r} is not on this machine"
+            if device.type == _UNKNOWN_ACCELERATOR:
+                missing = f"there is no device {device.index}: this machine has no accelerator"
+            raise UnknownDeviceError(f"{missing}; available: {', '.join(here)}, disk")
     return device
 
 

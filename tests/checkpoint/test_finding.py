@@ -43,6 +43,12 @@ def sharded(tmp_path):
     return tmp_path
 
 
+@pytest.mark.parametrize("path", ["foldr/model.safetensors", "model.safetensors.index.json"])
+def test_a_mistyped_path_to_a_file_is_not_looked_for_on_the_hub(path):
+    with pytest.raises(CheckpointNotFoundError, match="no such file or folder"):
+        open_checkpoint(path)
+
+
 def values(checkpoint):
     return {name: checkpoint.tensor(name)[0].item() for name in checkpoint}
 

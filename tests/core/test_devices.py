@@ -87,7 +87,7 @@ def test_a_bare_index_without_an_accelerator_can_be_planned_with_but_not_used(mo
     monkeypatch.setattr(registry, "primary_type", lambda: None)
     assert parse_device(1) == Device("accelerator", 1)
     assert parse_device("accelerator:1") == Device("accelerator", 1)
-    with pytest.raises(UnknownDeviceError, match="not on this machine"):
+    with pytest.raises(UnknownDeviceError, match="no device 1: this machine has no accelerator"):
         resolve_device(1)
 
 

@@ -111,5 +111,7 @@ def _apply_known(
             for result in named:
                 if result["status"] == Status.PASSED.text:
                     result["status"] = Status.ERROR.text
-                    result["message"] = "listed as a known failure, and passes"
+                    result["message"] = (
+                        "listed as a known failure, and passes: take it off the list"
+                    )
     return problems

@@ -66,7 +66,8 @@ def load_surface(device_type: str) -> Surface:
         raise BackendError(
             f"no published API is kept for device type {device_type!r} (there are "
             f"{', '.join(published())}). Make one: python -m anydevice_conformance.static.extract "
-            f"MODULE --device-type {device_type} --output {device_type}.json, and pass it."
+            f"MODULE --device-type {device_type} --output {device_type}.json, and give it to "
+            f"anydevice_conformance.static.check({device_type!r}, surface=Surface.load(path))."
         )
     return Surface.load(file)
 

@@ -23,8 +23,8 @@ _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 
 
 def is_repo_id(text: str) -> bool:
-    """Whether a text can be the name of a repository."""
-    return _REPO_ID.fullmatch(text) is not None
+    """Whether a text can be the name of a repository, and is no mistyped path to a file."""
+    return _REPO_ID.fullmatch(text) is not None and not text.endswith((".safetensors", ".json"))
 
 
 def download(
@@ -131,11 +131,11 @@ class _Fetcher:
     def _not_found(self, error: Exception) -> CheckpointNotFoundError:
         at = f" at revision {self.revision!r}" if self.revision else ""
         offline = " (HF_HUB_OFFLINE is set)" if _is_offline() else ""
+        reason = str(error)[:400].rstrip(".")
         return CheckpointNotFoundError(
             f"cannot get {self.repo_id!r}{at} from the Hub{offline}, and it is no file or folder "
-            f"here: {type(error).__name__}: {error!s:.400}. Check the name and the revision; a "
-            "private repository needs a token; without a network, huggingface_hub's cache must "
-            "have it."
+            f"here: {type(error).__name__}: {reason}. Check the name and the revision; a private "
+            "repository needs a token; without a network, huggingface_hub's cache must have it."
         )
 
 

@@ -43,7 +43,9 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
         help="budgets, such as 0=10GiB cpu=32GiB; by default what is free",
     )
     parser.add_argument(
-        "--device-map", default="auto", help="auto, balanced, sequential, or a device"
+        "--device-map",
+        default="auto",
+        help="auto, balanced, balanced_low_0, sequential, or a device",
     )
     parser.add_argument("--dtype", help="such as bfloat16; by default the checkpoint's own")
     parser.add_argument("--revision", help="branch, tag or commit of a Hub repo")
