@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from anydevice_conformance.catalogue import load_catalogue
+from anydevice_conformance.report import advice
 from anydevice_conformance.specification import GROUPS
 from anydevice_conformance.statuses import Status, highest
 
@@ -51,12 +51,11 @@ class Progress:
 def summary(report: Mapping[str, Any], folder: Path) -> str:
     """The verdict, what to fix, and where the report is."""
     lines = [""]
-    catalogue = load_catalogue()
     bad = [r for r in report["results"] if Status.parse(r["status"]) >= Status.FAILED]
     for result in bad:
         lines.append(f"{result['status'].upper()} {result['paragraph']} {result['check']}")
         lines += [f"    {line}" for line in result["message"].splitlines()[:4]]
-        lines.append(f"    Fix: {catalogue[result['check']].fix}")
+        lines.append(f"    Fix: {advice.fix(result)}")
     lines += [f"FLAG {flag['message']}" for flag in report["flags"]]
     colour = {"certified": "\033[32m", "failed": "\033[31m", "error": "\033[31m"}
     mark, end = (

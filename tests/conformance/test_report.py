@@ -14,13 +14,15 @@ import pytest
 from anydevice_conformance import report as reports
 from anydevice_conformance.catalogue import load_catalogue, suite_digest
 from anydevice_conformance.known import load_known
+from anydevice_conformance.progress import summary
 from anydevice_conformance.report.badge import badge
 from anydevice_conformance.report.junit import junit
 from anydevice_conformance.report.page import page
 from anydevice_conformance.report.validate import load_schema
 from anydevice_conformance.statuses import Status, highest
 
-CHECKS = list(load_catalogue())
+CATALOGUE = load_catalogue()
+CHECKS = list(CATALOGUE)
 STAMPS = {
     "event": "stamps",
     "device_type": "foo",
@@ -161,6 +163,19 @@ def test_a_known_failure_that_passes_is_an_error(name):
     assert report["verdict"] == "error"
     assert "passes now" in " ".join(report["because"])
     assert reports.validate(report) == []
+
+
+def test_a_stale_known_failure_is_to_be_removed_not_fixed(tmp_path):
+    """The check itself passes: what it says of a faulty backend would lead astray."""
+    report = reports.build(events(), {"MOV-007": ENTRY})
+    own = CATALOGUE["test_MOV_007_strides"]
+    html = page(report)
+    for text in (summary(report, tmp_path), html):
+        assert "remove the entry from the file of known failures" in text
+        assert own.fix.split(";")[-1] not in text
+    assert own.found not in html
+    assert "known failure &#x27;MOV-007&#x27; passes now" in html
+    assert not [reason for reason in report["because"] if "the suite broke" in reason]
 
 
 def test_a_known_failure_that_names_no_check_is_an_error():

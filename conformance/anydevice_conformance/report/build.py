@@ -107,11 +107,10 @@ def _apply_known(
         for result in failing:
             result["known"] = {"reason": entry["reason"], "link": entry["link"]}
         if not failing and any(r["status"] == Status.PASSED.text for r in named):
-            problems.append(f"known failure {name!r} passes now: take it off the list")
+            stale = f"known failure {name!r} passes now: take it off the list"
+            problems.append(stale)
             for result in named:
                 if result["status"] == Status.PASSED.text:
                     result["status"] = Status.ERROR.text
-                    result["message"] = (
-                        "listed as a known failure, and passes: take it off the list"
-                    )
+                    result["message"] = stale
     return problems

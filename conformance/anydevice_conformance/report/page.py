@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from anydevice_conformance.catalogue import load_catalogue
+from anydevice_conformance.report import advice
 from anydevice_conformance.specification import GROUPS, load_specification
 from anydevice_conformance.statuses import Status
 
@@ -156,8 +157,7 @@ def _fixes(report: Mapping[str, Any]) -> str:
 
 
 def _fix(result: Result) -> str:
-    check, paragraph = load_catalogue()[result["check"]], load_specification()[result["paragraph"]]
-    state = _state(result)
+    paragraph, state = load_specification()[result["paragraph"]], _state(result)
     faulty = [c for c in result["cases"] if c["status"] == result["status"]]
     cases = [c["case"] for c in faulty if c["case"]]
     where = f"<p><span class=label>In</span>{_(', '.join(cases[:12]))}</p>" if cases else ""
@@ -171,10 +171,10 @@ def _fix(result: Result) -> str:
     return f"""<section class="card fix" style="--tone:{_TONES[state]}">
 <h3><span class="id">{paragraph.id}</span>{_code(paragraph.title)}</h3>
 <p>{_code(paragraph.statement)}</p><p class="why">Why: {_code(paragraph.reason)}</p>
-{excuse}<p><span class="label">Found</span>{_code(check.found)}</p>{where}
+{excuse}<p><span class="label">Found</span>{_code(advice.found(result))}</p>{where}
 <pre>{_(result["message"])}</pre>
-<p><span class="label">Fix</span>{_code(check.fix)}</p>
-<p class="why"><code>{_(check.name)}</code></p></section>
+<p><span class="label">Fix</span>{_code(advice.fix(result))}</p>
+<p class="why"><code>{_(result["check"])}</code></p></section>
 """
 
 

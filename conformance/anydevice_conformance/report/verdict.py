@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from anydevice_conformance.catalogue import load_catalogue, suite_digest
+from anydevice_conformance.report.advice import is_stale
 from anydevice_conformance.specification import GROUP_CAPABILITY, GROUPS
 from anydevice_conformance.statuses import Status
 
@@ -50,7 +51,9 @@ def decide(report: Mapping[str, Any]) -> Verdict:
         by_status[Status.parse(result["status"])].append(result)
     unknown = [r for r in by_status[Status.FAILED] if r["known"] is None]
     known = [r for r in by_status[Status.FAILED] if r["known"] is not None]
-    because = [f"the suite broke in {r['check']}" for r in by_status[Status.ERROR]]
+    # a stale known failure is an error, too; `problems` tells of it
+    broken = [r for r in by_status[Status.ERROR] if not is_stale(r)]
+    because = [f"the suite broke in {r['check']}" for r in broken]
     because += list(report["problems"])
     because += [f"{r['check']} failed" for r in unknown]
     because += [f"{r['check']} is a known failure" for r in known]
