@@ -41,8 +41,9 @@ def stamps(subject: Subject) -> dict[str, Any]:
 
 
 def device_stamps(subject: Subject) -> dict[str, Any]:
-    """Names and sizes of the devices, and the driver's version."""
+    """Names and sizes of the devices, or why there is none, and the driver's version."""
     return {
+        "no_device_because": subject.why_none() if not subject.indices else "",
         "driver": _try(lambda: str(subject.backend.driver_version())) or "",
         "devices": [
             {

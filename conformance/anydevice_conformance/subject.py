@@ -55,6 +55,13 @@ class Subject:
         except Exception:  # noqa: BLE001 - the checks of discovery find it again and say so
             return []
 
+    def why_none(self) -> str:
+        """Why there is no device, in the backend's words; empty when it cannot say."""
+        try:
+            return str(self.backend.why_unavailable())
+        except Exception:  # noqa: BLE001 - as above
+            return ""
+
     @property
     def ends(self) -> list[int]:
         """The first and the last index: where a check is run once a device. Quickly: the last."""

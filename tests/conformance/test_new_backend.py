@@ -12,6 +12,7 @@ import textwrap
 import pytest
 
 from anydevice.cli import main
+from anydevice_conformance import report as reports
 from anydevice_conformance.scaffold import write_package
 
 #: What the vendor has already; the simulator plays it.
@@ -102,6 +103,24 @@ def test_without_the_vendors_package_there_is_no_hardware(tmp_path):
     code, output = python(certify, tmp_path, [site])
     assert code == 1, output
     assert "Verdict: no hardware" in output
+    assert "no device of the type here: torch_bar is not installed" in output
+
+
+def test_the_simulator_under_a_vendors_name_says_so(tmp_path):
+    write_package("anydevice-bar", "bar", tmp_path)
+    package, site, vendor = tmp_path / "anydevice-bar", tmp_path / "site", tmp_path / "vendor"
+    vendor.mkdir()
+    (vendor / "torch_bar.py").write_text(textwrap.dedent(TORCH_BAR))
+    install(package, site)
+    certify = ["-m", "anydevice", "certify", "sim", "--quick", "--output", "report"]
+    code, output = python(certify, tmp_path, [site, vendor])
+    assert code == 1, output
+    assert "the simulator plays 'bar' in this process" in output
+    assert "ANYDEVICE_BACKENDS=-bar ANYDEVICE_SIMULATOR=1" in output
+    report = json.loads((tmp_path / "report" / "report.json").read_text())
+    assert reports.validate(report) == []
+    messages = {r["message"] for r in report["results"] if r["status"] == "no hardware"}
+    assert any("plays 'bar'" in message for message in messages)
 
 
 def test_all_files_are_whole(tmp_path):

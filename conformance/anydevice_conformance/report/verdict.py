@@ -68,7 +68,8 @@ def decide(report: Mapping[str, Any]) -> Verdict:
         word = FAILED
     elif not stamps.get("devices"):
         word = NO_HARDWARE
-        because.append("this machine has no device of the type")
+        why = stamps.get("no_device_because")
+        because.insert(0, f"no device of the type here{f': {why}' if why else ''}")
     elif known:
         word = KNOWN
     else:

@@ -43,7 +43,11 @@ class SimulatorBackend(DeviceBackend):
         """How to have one."""
         name = installed_name()
         if name is not None and name != self.device_type:
-            return f"the simulator plays {name!r} in this process"
+            return (
+                f"the simulator plays {name!r} in this process, and can play one type only: name "
+                f"{name!r} instead, or start a process that leaves it out "
+                f"(ANYDEVICE_BACKENDS=-{name} {ENVIRONMENT_VARIABLE}=1)"
+            )
         return f"not started: set {ENVIRONMENT_VARIABLE}=1, or call simulator.configure()"
 
 

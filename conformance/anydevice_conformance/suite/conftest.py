@@ -18,7 +18,7 @@ def subject(request: pytest.FixtureRequest) -> Subject:
     """The backend under test, on a machine that has the device."""
     found = _subject(request.config)
     if not found.indices:
-        no_hardware(f"this machine has no device of type {found.type!r}")
+        no_hardware(f"no device of type {found.type!r} here: {found.why_none()}")
     return found
 
 
