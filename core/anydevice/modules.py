@@ -132,10 +132,13 @@ def exchange(slot: Slot, value: torch.Tensor) -> None:
     if old is None or (slot.is_buffer and not isinstance(old, nn.Parameter)):
         slot.put(value.detach())
         return
-    value = value.detach()
+    if type(value) is not torch.Tensor or value.requires_grad:
+        value = value.detach()
     requires_grad = old.requires_grad and (value.is_floating_point() or value.is_complex())
-    gradient, old.grad = old.grad, None
-    if not _set_data(old, value, requires_grad):
+    gradient = old.grad
+    if gradient is not None:
+        old.grad = None
+    if old.device.type != value.device.type or not _set_data(old, value, requires_grad):
         _swap(old, value, requires_grad)
     if gradient is not None and requires_grad and not value.is_meta:
         old.grad = move_tensor(gradient.detach(), parse_device(value.device)).to(value.dtype)
@@ -143,7 +146,7 @@ def exchange(slot: Slot, value: torch.Tensor) -> None:
 
 def _set_data(old: torch.Tensor, value: torch.Tensor, requires_grad: bool) -> bool:
     """Exchange by ``.data``, where torch takes the two for the same kind of tensor."""
-    if old.device.type != value.device.type or type(value) is not torch.Tensor:
+    if type(value) is not torch.Tensor:
         return False
     try:
         old.requires_grad_(False)

@@ -37,6 +37,8 @@ DtypeLike: TypeAlias = "str | torch.dtype | enum.Enum"
 
 #: Types whose elements share a byte in torch's own storage; ``itemsize`` does not say so.
 _PACKED_BITS: Final = {torch.quint4x2: 4, torch.quint2x4: 2}
+#: Types of which nothing but a dense tensor can be.
+_PLAIN: Final = (torch.nn.Parameter, torch.Tensor)
 #: Names of types by their width, such as ``int4``, ``uint2``, ``fp8``, ``nf4``, ``float4_e2m1fn``.
 _NAMED_WIDTH: Final = re.compile(r"(?:u?int|fp|nf|float|bfloat)(\d+)(?:_\w+)?")
 
@@ -81,6 +83,8 @@ def tensor_bytes(tensor: torch.Tensor, dtype: DtypeLike | None = None) -> int:
     """
     own = tensor.dtype
     if dtype is None or dtype is own:
+        if type(tensor) in _PLAIN and tensor.layout is torch.strided and own not in _PACKED_BITS:
+            return tensor.nbytes
         if hasattr(tensor, "__tensor_flatten__"):
             return sum(
                 tensor_bytes(getattr(tensor, part)) for part in tensor.__tensor_flatten__()[0]
@@ -122,8 +126,8 @@ def tie_key(tensor: torch.Tensor) -> Hashable:
         storage = tensor.untyped_storage()
     except (NotImplementedError, RuntimeError, ValueError):  # opaque, sparse, not yet shaped
         return id(tensor)
-    place = (tensor.storage_offset(), tensor.dtype, tensor.shape, tensor.stride())
-    return (storage._cdata, *place)
+    offset, stride = tensor.storage_offset(), tensor.stride()
+    return storage._cdata, offset, tensor.dtype, tensor.shape, stride
 
 
 def _elements(tensor: torch.Tensor) -> int:
@@ -228,13 +232,12 @@ def _own_tensors(module: Any) -> Iterable[tuple[str, Any]]:
 # ---------------------------------------------------------------------- ties
 
 
-def tie_groups(model: nn.Module) -> list[tuple[list[str], list[Slot]]]:
+def tie_groups(model: nn.Module) -> list[list[tuple[str, Slot]]]:
     """The names and slots of each distinct tensor of a model, in the model's order."""
-    groups: dict[Hashable, tuple[list[str], list[Slot]]] = {}
-    for name, slot in iter_slots(model):
-        names, slots = groups.setdefault(tie_key(slot.table[slot.name]), ([], []))
-        names.append(name)
-        slots.append(slot)
+    groups: dict[Hashable, list[tuple[str, Slot]]] = defaultdict(list)
+    for named in iter_slots(model):
+        slot = named[1]
+        groups[tie_key(slot.table[slot.name])].append(named)
     return list(groups.values())
 
 
@@ -247,7 +250,7 @@ def find_tied_parameters(model: nn.Module) -> list[list[str]]:
     Returns:
         One list of names for each such tensor, in the model's order.
     """
-    return [names for names, _ in tie_groups(model) if len(names) > 1]
+    return [[name for name, _ in group] for group in tie_groups(model) if len(group) > 1]
 
 
 def retie_parameters(model: nn.Module, tied_params: Iterable[Sequence[str]]) -> None:

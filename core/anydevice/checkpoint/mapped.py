@@ -138,7 +138,7 @@ class MappedFile:
             flat = torch.frombuffer(self._mapping, dtype=torch.uint8, count=nbytes, offset=offset)
             return flat.clone().view(dtype).view(tuple(shape))
         flat = torch.frombuffer(self._mapping, dtype=dtype, count=count, offset=offset)
-        return flat.view(tuple(shape))
+        return flat if len(shape) == 1 else flat.view(tuple(shape))
 
     def check(self) -> None:
         """Make sure that the file is still the one that was mapped.

@@ -28,7 +28,7 @@ _LATE_COUNTER: Final = "num_batches_tracked"
 _EIGHT_BIT_SCALE: Final = "SCB"
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, slots=True)
 class Target:
     """A tensor of the model with the tensor of the checkpoint that it gets.
 
@@ -176,8 +176,8 @@ def make_plan(
     places = _Places(device_map, offload_buffers)
     plan = Plan()
     used: set[str] = set()
-    for names, slots in tie_groups(model):
-        _plan_group(plan, checkpoint, names, slots, casting, places, used)
+    for group in tie_groups(model):
+        _plan_group(plan, checkpoint, group, casting, places, used)
     _plan_extra_states(plan, model, checkpoint, used)
     _attach_scales(plan, checkpoint, used)
     plan.unexpected = [n for n in (*checkpoint, *checkpoint.extras) if n not in used]
@@ -187,22 +187,22 @@ def make_plan(
 def _plan_group(
     plan: Plan,
     checkpoint: Checkpoint,
-    names: list[str],
-    slots: list[Slot],
+    group: list[tuple[str, Slot]],
     casting: Casting,
     places: _Places,
     used: set[str],
 ) -> None:
-    expected = [name for name, slot in zip(names, slots, strict=True) if slot.persistent]
-    old = slots[0].table[slots[0].name]
+    first, slot = group[0]
+    old = slot.table[slot.name]
+    expected = [n for n, s in group if not s.is_buffer or s.persistent]
     present = [name for name in expected if name in checkpoint]
     if not expected and old.is_meta:
         # Not part of a state dict; but where the model cannot know it, an old file may.
-        present = [name for name in names if name in checkpoint]
+        present = [name for name, _ in group if name in checkpoint]
     used.update(present)
     if not present:
         if expected:
-            _note_missing(plan, expected, slots)
+            _note_missing(plan, expected, slot)
         return
     name = present[0]
     info = checkpoint[name]
@@ -215,28 +215,28 @@ def _plan_group(
             for other in ([name] if shape is None else []) + others
         ]
         return
-    dtype = casting.result(names[0], info, old)
+    dtype = casting.result(first, info, old)
     if dtype is None:
         plan.mismatched.append(
             f"{name} holds {_short(info.dtype)} in the checkpoint and {_short(old.dtype)} in the "
             "model, which is another kind of number (a quantized checkpoint?)"
         )
         return
-    device = places.of(names[0], slots[0], old)
-    _require_support(names[0], device, dtype)
+    device = places.of(first, slot, old)
+    if device.is_accelerator:
+        _require_support(first, device, dtype)
     part = None
     if is_sharded(old):
-        part = own_part(names[0], old)
+        part = own_part(first, old)
         info = info_of_part(info, part)
         shape = torch.Size(info.shape)
+    slots = [slot for _, slot in group]
     plan.targets.append(Target(name, info, slots, device, dtype, shape, part))
 
 
-def _note_missing(plan: Plan, expected: list[str], slots: list[Slot]) -> None:
-    if slots[0].name == _LATE_COUNTER and isinstance(
-        slots[0].module, nn.modules.batchnorm._NormBase
-    ):
-        plan.counters.append(slots[0])
+def _note_missing(plan: Plan, expected: list[str], slot: Slot) -> None:
+    if slot.name == _LATE_COUNTER and isinstance(slot.module, nn.modules.batchnorm._NormBase):
+        plan.counters.append(slot)
         return
     plan.missing.append(expected[0])
     if expected[1:]:
@@ -306,7 +306,7 @@ class _Places:
 
 
 def _require_support(name: str, device: Device, dtype: torch.dtype) -> None:
-    if not device.is_accelerator or registry.get_backend(device.type).supports_dtype(dtype):
+    if registry.get_backend(device.type).supports_dtype(dtype):
         return
     raise ModelError(
         f"{name} would be {_short(dtype)} on {device}, which does not support it: give another "

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from anydevice.checkpoint import Checkpoint, load_checkpoint_in_model
+from anydevice.checkpoint.applying import collector_paused
 from anydevice.devices import DeviceLike
-from anydevice.dispatch.models import dispatch_model
+from anydevice.dispatch.models import dispatch_placed
 from anydevice.dispatch.places import Places
 from anydevice.modules import iter_slots
 from anydevice.placement import resolve_device_map
@@ -84,18 +85,19 @@ def load_checkpoint_and_dispatch(
     """
     placement = None
     if device_map is not None:
-        placement = resolve_device_map(
-            model,
-            device_map,
-            max_memory=max_memory,
-            no_split_module_classes=no_split_module_classes,
-            dtype=dtype,
-            special_dtypes=_in_fp32(model, keep_in_fp32_modules),
-            offload_buffers=offload_buffers,
-            headroom=headroom,
-            disk=disk,
-            prefetch=prefetch_depth > 0,
-        )
+        with collector_paused():
+            placement = resolve_device_map(
+                model,
+                device_map,
+                max_memory=max_memory,
+                no_split_module_classes=no_split_module_classes,
+                dtype=dtype,
+                special_dtypes=_in_fp32(model, keep_in_fp32_modules),
+                offload_buffers=offload_buffers,
+                headroom=headroom,
+                disk=disk,
+                prefetch=prefetch_depth > 0,
+            )
         Places.of(placement, main_device, offload_buffers)  # are all devices here?
     load_checkpoint_in_model(
         model,
@@ -114,16 +116,16 @@ def load_checkpoint_and_dispatch(
     )
     if placement is None:
         return model
-    return dispatch_model(
+    return dispatch_placed(
         model,
         placement,
-        main_device=main_device,
+        main_device,
         offload_dir=offload_folder,
         offload_buffers=offload_buffers,
-        skip_keys=skip_keys,
-        preload_module_classes=preload_module_classes,
         force_hooks=force_hooks,
-        no_split_module_classes=no_split_module_classes,
+        skip_keys=skip_keys,
+        preload=preload_module_classes or (),
+        no_split=no_split_module_classes,
         prefetch_depth=prefetch_depth,
     )
 

@@ -18,10 +18,10 @@ from anydevice.hooks.resting import gather_weights
 from anydevice.hooks.state import align_hook_of
 from anydevice.hooks.units import Layout, attach_units
 from anydevice.modules import iter_slots
-from anydevice.placement import find_blocks, resolve_device_map
+from anydevice.placement import Placement, find_blocks, resolve_device_map
 from anydevice.transfer import Engine
 
-__all__ = ["dispatch_model", "dispatch_offloaded", "hook_model"]
+__all__ = ["dispatch_model", "dispatch_offloaded", "dispatch_placed", "hook_model"]
 
 #: The attribute of a dispatched model that holds its transfer engine.
 ENGINE = "_anydevice_engine"
@@ -90,19 +90,54 @@ def dispatch_model(
         no_split_module_classes=no_split_module_classes,
         offload_buffers=offload_buffers,
     )
+    return dispatch_placed(
+        model,
+        placement,
+        main_device,
+        state_dict,
+        offload_dir,
+        offload_index,
+        offload_buffers=offload_buffers,
+        force_hooks=force_hooks,
+        skip_keys=skip_keys,
+        preload=preload_module_classes or (),
+        no_split=no_split_module_classes,
+        prefetch_depth=prefetch_depth,
+    )
+
+
+def dispatch_placed(
+    model: nn.Module,
+    placement: Placement,
+    main_device: DeviceLike | None = None,
+    state_dict: Mapping[str, torch.Tensor] | None = None,
+    offload_dir: str | os.PathLike[str] | None = None,
+    offload_index: Mapping[str, Any] | None = None,
+    *,
+    offload_buffers: bool = False,
+    force_hooks: bool = False,
+    **hooking: Any,
+) -> nn.Module:
+    """`dispatch_model`, for a map that was resolved for this very model.
+
+    Args:
+        model: see `dispatch_model`, as the others.
+        placement: from `resolve_device_map`.
+        main_device: see there.
+        state_dict: see there.
+        offload_dir: see there.
+        offload_index: see there.
+        offload_buffers: see there.
+        force_hooks: see there.
+        **hooking: see `hook_model`.
+    """
     places = Places.of(placement, main_device, offload_buffers)
-    weights = gather_weights(iter_slots(model), places.rest)
-    put_in_place(weights, state_dict, offload_dir, offload_index)
+    if state_dict is not None or offload_index is not None or not places.are_kept(model):
+        weights = gather_weights(iter_slots(model), places.rest)
+        put_in_place(weights, state_dict, offload_dir, offload_index)
     remove_hooks_of_kind(model, AlignDevicesHook, CpuOffload)  # the user's own stay
     if force_hooks or not places.is_single:
-        hook_model(
-            model,
-            places,
-            skip_keys=skip_keys,
-            preload=preload_module_classes or (),
-            no_split=no_split_module_classes,
-            prefetch_depth=prefetch_depth,
-        )
+        hook_model(model, places, **hooking)
     setattr(model, "hf_device_map", dict(placement))  # noqa: B010 - not an attribute of nn.Module
     setattr(model, "anydevice_placement", placement)  # noqa: B010
     return model

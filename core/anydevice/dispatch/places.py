@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from anydevice import registry
 from anydevice.checkpoint.mapped import is_unwritten
@@ -17,7 +18,7 @@ from anydevice.checkpoint.store_loader import OffloadedWeightsLoader
 from anydevice.devices import CPU, DISK, Device, DeviceLike, resolve_device
 from anydevice.errors import DoesNotFitError, ModelError
 from anydevice.hooks.resting import Weight
-from anydevice.modules import Slot
+from anydevice.modules import Slot, iter_slots
 from anydevice.placement import DeviceMap, Placement
 from anydevice.sizes import tensor_bytes
 from anydevice.text import format_bytes, list_some
@@ -80,6 +81,16 @@ class Places:
         if device.is_accelerator or not slot.is_buffer or self.offload_buffers:
             return device
         return self._runs(name)
+
+    def are_kept(self, model: nn.Module) -> bool:
+        """Whether all weights rest on their devices already; none of them on the disk."""
+        if DISK in self._map.devices:
+            return False
+        devices = {device: device.torch for device in (*self._map.devices, self.main, CPU)}
+        return all(
+            slot.table[slot.name].device == devices[self.rest(name, slot)]
+            for name, slot in iter_slots(model)
+        )
 
     def execution(self, name: str) -> Device | None:
         """Where a module runs; None where its parts, in several entries of the map, decide."""

@@ -143,8 +143,8 @@ def resolve_device_map(
         BudgetError, DoesNotFitError, ModelError: see `infer_auto_device_map`.
     """
     if isinstance(device_map, Mapping):
-        check_device_map(model, device_map)
         if isinstance(device_map, Placement) and device_map.blocks:
+            check_device_map(model, device_map)
             return device_map
         return account(model, device_map, dtype, special_dtypes, offload_buffers)
     if not (isinstance(device_map, str) and device_map in STRATEGIES):

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 
 from torch import nn
 
-from anydevice.devices import CPU, DISK, Device, DeviceLike
-from anydevice.modules import iter_slots
-from anydevice.placement.maps import DeviceMap
+from anydevice.devices import CPU, DISK, DeviceLike, parse_device
+from anydevice.placement.maps import DeviceMap, require_cover
 from anydevice.placement.result import Placed, Placement, Share
-from anydevice.sizes import DtypeLike, dtype_after_load, tensor_bytes, tie_key
+from anydevice.sizes import DtypeLike, dtype_after_load, tensor_bytes, tie_groups
 
 __all__ = ["account"]
 
@@ -26,46 +25,53 @@ def account(
     """Say what a map puts where. It has no budgets, so no room is kept either.
 
     Args:
-        model: covered by the map.
+        model: on any device, meta too.
         device_map: module or tensor names to devices.
         dtype: what floating-point weights are cast to when loaded.
         special_dtypes: full names of weights to their own dtype.
         offload_buffers: whether buffers of offloaded modules rest with their parameters.
 
     Raises:
-        UnknownDeviceError, DeviceMapError: see `DeviceMap`.
+        UnknownDeviceError: a device cannot be read.
+        DeviceMapError: the map does not cover the model.
     """
     lookup = DeviceMap(device_map)
-    offloads = (CPU, DISK) if lookup.main_device.is_accelerator else (DISK,)
-    entries: dict[str, dict[Hashable, int]] = {name: {} for name in device_map}
-    devices: dict[Device, dict[Hashable, int]] = defaultdict(dict)
-    for name, slot in iter_slots(model):
-        tensor = slot.get()
-        key = lookup.key_of(name)
-        if tensor is None or key is None:
-            continue
-        device = lookup.lookup(key)
-        size = tensor_bytes(tensor, dtype_after_load(name, tensor, dtype, special_dtypes))
-        entries[key][tie_key(tensor)] = size
-        if slot.is_buffer and device in offloads and not offload_buffers:
-            device = lookup.main_device
-        devices[device][tie_key(tensor)] = size
+    places = {key: str(device) for key, device in lookup.entries().items()}
+    main = str(lookup.main_device)
+    offloads = {str(CPU), str(DISK)} if lookup.main_device.is_accelerator else {str(DISK)}
+    entries = dict.fromkeys(device_map, 0)
+    devices: dict[str, int] = defaultdict(int)
+    groups = tie_groups(model)
+    covering = {name: lookup.key_of(name) for group in groups for name, _ in group}
+    require_cover(model, lookup, covering)
+    for group in groups:
+        first, slot = group[0]
+        tensor = slot.table[slot.name]
+        size = tensor_bytes(tensor, dtype_after_load(first, tensor, dtype, special_dtypes))
+        held: dict[str, str] = {}  # the entries that hold it, and where it rests
+        for name, slot in group:
+            key = covering[name]
+            assert key is not None
+            stays = slot.is_buffer and not offload_buffers and places[key] in offloads
+            held[key] = main if stays else places[key]
+        for key in held:
+            entries[key] += size
+        for device in set(held.values()):
+            devices[device] += size
     spelled = {name: _spelling(device) for name, device in device_map.items()}
-    keys = {lookup.lookup(name): key for name, key in spelled.items()}
-    offloaded = any(device in offloads for device in lookup.devices)
-    main = keys.get(lookup.main_device, str(lookup.main_device))
+    keys = {places[name]: key for name, key in spelled.items()}
+    offloaded = not offloads.isdisjoint(places.values())
     return Placement(
         spelled,
         model=type(model).__name__,
         blocks=[
-            Placed(name, _kind(model, name), sum(held.values()), str(lookup.lookup(name)))
-            for name, held in entries.items()
+            Placed(name, _kind(model, name), size, places[name]) for name, size in entries.items()
         ],
         shares={
-            str(device): Share(keys.get(device, str(device)), None, sum(held.values()))
-            for device, held in sorted(devices.items(), key=lambda pair: _order(pair[0]))
+            device: Share(keys.get(device, device), None, devices[device])
+            for device in sorted(devices, key=_order)
         },
-        main_device=main if offloaded and lookup.main_device.is_accelerator else None,
+        main_device=keys.get(main, main) if offloaded and lookup.main_device.is_accelerator else None,
         offload_buffers=offload_buffers,
     )
 
@@ -74,9 +80,11 @@ def _spelling(device: DeviceLike) -> int | str:
     return device if isinstance(device, (int, str)) else str(device)
 
 
-def _order(device: Device) -> tuple[int, str, int]:
-    tier = 0 if device.is_accelerator else 1 if device == CPU else 2
-    return tier, device.type, device.index or 0
+def _order(device: str) -> tuple[int, str, int]:
+    """Accelerators by type and index, the host, the disk."""
+    read = parse_device(device)
+    tier = 0 if read.is_accelerator else 1 if read == CPU else 2
+    return tier, read.type, read.index or 0
 
 
 def _kind(model: nn.Module, name: str) -> str:

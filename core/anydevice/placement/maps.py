@@ -12,7 +12,7 @@ from anydevice.errors import DeviceMapError, UnknownDeviceError
 from anydevice.modules import iter_slots
 from anydevice.text import list_some
 
-__all__ = ["DeviceMap", "check_device_map"]
+__all__ = ["DeviceMap", "check_device_map", "require_cover"]
 
 
 class DeviceMap:
@@ -32,6 +32,7 @@ class DeviceMap:
                 f"device_map is {device_map!r}; it must be a dict of module name to device"
             )
         self._entries: dict[str, Device] = {}
+        self._keys: dict[str, str | None] = {}  # of modules that were asked for
         for name, device in device_map.items():
             if not isinstance(name, str):
                 raise DeviceMapError(f"device_map has the key {name!r}; keys are module names")
@@ -56,11 +57,17 @@ class DeviceMap:
 
     def key_of(self, name: str) -> str | None:
         """The entry that covers a module or tensor: its longest prefix; None when there is none."""
-        while name:
-            if name in self._entries:
-                return name
-            name = name.rpartition(".")[0]
-        return "" if "" in self._entries else None
+        if name in self._entries:
+            return name
+        if not name:
+            return None
+        # Tensors come module by module: their modules' keys are worth remembering.
+        parent = name.rpartition(".")[0]
+        try:
+            return self._keys[parent]
+        except KeyError:
+            key = self._keys[parent] = self.key_of(parent)
+            return key
 
     def lookup(self, name: str) -> Device:
         """The device of a module or tensor.
@@ -88,13 +95,19 @@ def check_device_map(model: nn.Module, device_map: Mapping[str, DeviceLike]) -> 
         UnknownDeviceError: a device cannot be read.
     """
     lookup = DeviceMap(device_map)
-    missing, used = [], set()
-    for name, _ in iter_slots(model):
-        key = lookup.key_of(name)
-        if key is None:
-            missing.append(name)
-        else:
-            used.add(key)
+    require_cover(model, lookup, {name: lookup.key_of(name) for name, _ in iter_slots(model)})
+
+
+def require_cover(model: nn.Module, lookup: DeviceMap, keys: Mapping[str, str | None]) -> None:
+    """`check_device_map`, where the entry that covers each tensor is known.
+
+    Args:
+        model: the model.
+        lookup: the map.
+        keys: the model's tensor names to their entries; None where there is none.
+    """
+    missing = [name for name, key in keys.items() if key is None]
+    used = set(keys.values())
     stray = [key for key in lookup.entries() if key not in used and not _exists(model, key)]
     said = f"device_map names {_some(stray)}, which match nothing in {type(model).__name__}"
     if missing:
@@ -104,7 +117,7 @@ def check_device_map(model: nn.Module, device_map: Mapping[str, DeviceLike]) -> 
             + "Name them or a module that holds them; '' stands for the whole model."
         )
     if stray:
-        warnings.warn(said, stacklevel=2)
+        warnings.warn(said, stacklevel=3)
 
 
 def _exists(model: nn.Module, name: str) -> bool:
