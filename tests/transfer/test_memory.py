@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import random
 import threading
 import warnings
 import weakref
@@ -13,7 +14,7 @@ from torch import nn
 
 from anydevice.devices import parse_device
 from anydevice.modules import iter_slots
-from anydevice.transfer import Engine
+from anydevice.transfer import Engine, profile_transfers
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -144,6 +145,60 @@ def test_units_of_all_sizes_share_the_buffers(sim, make):
     for _ in range(3):
         run()
     assert sim.counters(0)["device_allocs"] == 0
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_as_many_buffers_find_room_as_units_do(make, count):
+    blocks = make_blocks(6)
+    room = count * sum(slot.get().nbytes for _, slot in iter_slots(blocks[0]))
+    model = make(blocks, prefetch_depth=3, room={"sim:0": room})
+    for _ in range(2):
+        with profile_transfers() as profile:
+            model(torch.randn(2, 32))
+    pool = pool_of(model)
+    assert pool.total - pool.padding <= room
+    assert sum(unit.ahead for unit in profile.units) >= (4 if count > 1 else 0)
+
+
+class Odd(nn.Module):
+    """Weights of any size."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(size))
+        self.bias = nn.Parameter(torch.zeros(size % 7 + 1))
+
+    def forward(self, x):
+        return x + self.weight.mean() + self.bias.mean()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_the_sizes_and_the_room_no_memory_is_taken_in_the_end(sim, make, seed):
+    draw = random.Random(seed)
+    kinds = [int(10 ** draw.uniform(1, 6)) for _ in range(draw.randint(1, 4))]
+    blocks = [Odd(draw.choice(kinds)) for _ in range(draw.randint(2, 9))]
+    largest = max(sum(p.nbytes for p in block.parameters()) for block in blocks)
+    room = int(largest * draw.choice([0, 0.5, 1, 1.3, 2, 3, 4.7]))
+    model = make(blocks, prefetch_depth=draw.randint(0, 3), room={"sim:0": room})
+    x = torch.ones(2, device="sim:0")
+    for _ in range(4):
+        model(x)
+    pool = pool_of(model)
+    assert pool.total - pool.padding <= max(room, largest)
+    sim.reset_counters()
+    for _ in range(3):
+        model(x)
+    assert sim.counters(0)["device_allocs"] == 0
+
+
+def test_where_memory_is_short_a_buffer_is_as_small_as_its_unit(sim, make):
+    sim.configure(devices=1, memory="1.5MiB", mode="lazy")
+    model = make([Odd(300_000), Odd(290_000)], prefetch_depth=0, room={"sim:0": 64 * MIB})
+    x = torch.ones(2)
+    with pytest.warns(RuntimeWarning, match="out of memory"):  # it did not know: now it does
+        model(x)
+    for _ in range(2):
+        assert torch.equal(model(x).cpu(), x)
 
 
 def test_a_negative_depth_is_refused():

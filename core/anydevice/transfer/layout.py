@@ -12,6 +12,7 @@ from anydevice.devices import CPU
 from anydevice.transfer.twins import is_lazy, moves_by_itself
 
 __all__ = [
+    "ALIGNMENT",
     "Layout",
     "Piece",
     "Run",
@@ -79,6 +80,11 @@ class Layout(NamedTuple):
     pieces: list[Piece]
     runs: list[Run]
     loose: list[int]
+
+    @property
+    def padding(self) -> int:
+        """Bytes of the buffer that are no weight's."""
+        return max(0, self.nbytes - sum(piece.nbytes for piece in self.pieces))
 
 
 def signature(tensor: torch.Tensor) -> tuple[Any, ...]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from anydevice.transfer.layout import count_owners
+from anydevice.transfer.layout import ALIGNMENT, count_owners
 
 if TYPE_CHECKING:
     from anydevice.transfer.lane import Lane
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 __all__ = ["Buffer", "Pool"]
 
 _MIB: Final = 1 << 20
+#: Where the limit has room for so many buffers, one more or less does not matter.
+_AMPLE: Final = 8
 
 
 class Buffer:
@@ -25,14 +27,16 @@ class Buffer:
 
     Attributes:
         flat: its bytes.
+        padding: how many of them are no weight's.
         home: the stream that was current when it was taken; its allocator gets it back.
         after: events that must have passed before it is written to.
     """
 
-    __slots__ = ("_owners", "_views", "after", "flat", "home")
+    __slots__ = ("_owners", "_views", "after", "flat", "home", "padding")
 
-    def __init__(self, flat: torch.Tensor, home: Any, after: list[Any]) -> None:
+    def __init__(self, flat: torch.Tensor, padding: int, home: Any, after: list[Any]) -> None:
         self.flat = flat
+        self.padding = padding
         self.home = home
         self.after = after
         self._views: dict[torch.dtype, torch.Tensor] = {}
@@ -65,41 +69,49 @@ class Buffer:
 class Pool:
     """The buffers of one device.
 
+    The limit is for bytes of weights, as budgets are: padding does not count, no more than it does
+    where weights rest.
+
     Attributes:
         total: bytes that the buffers have together, used or free.
+        padding: how many of them are no weight's.
     """
 
     def __init__(self, lane: Lane) -> None:
         self._lane = lane
         self._free: list[Buffer] = []  # the one that was given back first comes first
         self.total = 0
+        self.padding = 0
 
-    def take(self, nbytes: int, *, ahead: bool) -> Buffer | None:
+    def take(self, nbytes: int, *, padding: int = 0, ahead: bool) -> Buffer | None:
         """Get a buffer of at least so many bytes.
 
         Args:
             nbytes: how many.
+            padding: how many of them are no weight's.
             ahead: whether it is for later; then the answer is None where the limit forbids it.
 
         Raises:
             RuntimeError: the device is out of memory, as the backend says it.
         """
-        size = _round(nbytes)
-        found = self._best(size, within=2 * size + _MIB)
-        if found is None and not self._fits(size):
-            found = self._best(size)
+        size = self._round(nbytes, padding)
+        weights = size - padding
+        found = self._best(nbytes, within=2 * size + _MIB)
+        if found is None and not self._fits(weights):
+            found = self._best(nbytes)
         if found is not None:
             self._free.remove(found)
             return found
-        while self._free and not self._fits(size):
+        while self._free and not self._fits(weights):
             self._drop(self._free.pop(0))
-        if ahead and not self._fits(size):
+        if ahead and not self._fits(weights):
             return None
         flat = self._lane.allocate(size)
         home = self._lane.here()
         self.total += size
+        self.padding += padding
         # The memory may have been another tensor's, whose last reader is still queued there.
-        return Buffer(flat, home, [self._lane.mark(home)])
+        return Buffer(flat, padding, home, [self._lane.mark(home)])
 
     def give_back(self, buffer: Buffer, after: list[Any]) -> None:
         """Let a buffer serve others, after some events."""
@@ -114,9 +126,27 @@ class Pool:
         while self._free:
             self._drop(self._free.pop())
 
-    def _fits(self, size: int) -> bool:
+    def _round(self, nbytes: int, padding: int) -> int:
+        """Near sizes are made equal, so that one buffer serves many.
+
+        But not at a cost: the limit has room for as many buffers as without, and a device that ran
+        out of memory gives no byte more than is needed.
+        """
+        if self._lane.tight:
+            return nbytes
+        step = 2 * _MIB if nbytes > _MIB else 512
+        size = -(-nbytes // step) * step
+        limit, weights = self._lane.limit, max(1, nbytes - padding)
+        if limit is None or limit >= _AMPLE * size:
+            return size
+        if weights > limit:
+            return nbytes
+        share = limit // (limit // weights) + padding
+        return max(nbytes, min(size, share // ALIGNMENT * ALIGNMENT))
+
+    def _fits(self, weights: int) -> bool:
         limit = self._lane.limit
-        return limit is None or self.total + size <= limit
+        return limit is None or self.total - self.padding + weights <= limit
 
     def _best(self, size: int, within: int | None = None) -> Buffer | None:
         fitting = [
@@ -129,9 +159,4 @@ class Pool:
         for event in buffer.after:
             self._lane.wait(buffer.home, event)
         self.total -= buffer.nbytes
-
-
-def _round(nbytes: int) -> int:
-    """Near sizes are made equal, so that one buffer serves many."""
-    step = 2 * _MIB if nbytes > _MIB else 512
-    return max(step, -(-nbytes // step) * step)
+        self.padding -= buffer.padding

@@ -126,7 +126,7 @@ class Runtime:
         layout = unit.layout[1]
         if not layout.pieces:
             return None
-        buffer = lane.pool.take(layout.nbytes, ahead=ahead)
+        buffer = lane.pool.take(layout.nbytes, padding=layout.padding, ahead=ahead)
         if buffer is None:
             return None
         shipment = Shipment(lane, layout, buffer, state, owner, id(unit))
