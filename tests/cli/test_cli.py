@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
 
 import pytest
 
@@ -62,10 +63,34 @@ def test_run_prints_devices_placement_result_and_peaks(capsys, tiny_llama, sim):
         "sim:0",
         "disk",
         "synthetic batch -> CausalLMOutput",
+        "imported transformers in",
         "loaded in",
         "PEAK MEMORY",
     ):
         assert part in out, f"{part!r} is missing in:\n{out}"
+
+
+def test_loading_is_timed_without_the_import_of_transformers():
+    """The bulk of transformers is imported before loading begins, not in its course."""
+    script = """
+        import sys
+        from anydevice.cli import main, run
+
+        def loads(*args, **kwargs):
+            print("imported:", "transformers.modeling_utils" in sys.modules)
+            sys.exit()
+
+        assert "transformers" not in sys.modules
+        run.from_pretrained = loads
+        main(["run", "model"])
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "imported: True" in done.stdout, done.stdout + done.stderr
 
 
 def test_a_broken_command_plugin_leaves_the_rest(monkeypatch, capsys):
