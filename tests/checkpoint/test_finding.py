@@ -107,6 +107,15 @@ def test_safetensors_come_before_torch_files(tmp_path):
         (["pytorch_model.bin.index.json", "model.safetensors"], None, "model.safetensors"),
         (["custom.index.json"], None, "INDEX"),
         (["diffusion_pytorch_model.fp16.bin"], "fp16", "diffusion_pytorch_model.fp16.bin"),
+        (["model.safetensors.index.json", "model.fp16.safetensors"], None, "INDEX"),
+        (["model.safetensors.index.fp16.json", "pytorch_model.bin"], None, "pytorch_model.bin"),
+        (["model.fp16.safetensors.index.json", "model.bin"], None, "model.bin"),
+        (["model.fp16.safetensors", "pytorch_model.bin"], None, "pytorch_model.bin"),
+        (["model.fp16.safetensors", "other.safetensors"], None, "other.safetensors"),
+        (["model.fp16.safetensors", "model.fp16.bin"], None, "model.fp16.safetensors"),
+        (["model.safetensors.index.fp16.json", "model.bf16.bin"], "fp16", "INDEX"),
+        (["v1.5.safetensors", "model.fp16.safetensors"], None, "v1.5.safetensors"),
+        (["unet.fp16.safetensors", "unet.safetensors"], "fp16", "unet.fp16.safetensors"),
     ],
 )
 def test_which_file_is_chosen(names, variant, expected):
@@ -127,6 +136,10 @@ def test_which_file_is_chosen(names, variant, expected):
         (["a.index.json", "b.index.json"], None, "several"),
         (["model.safetensors"], "fp16", "'fp16'"),
         (["model.fp16.safetensors", "model.bf16.safetensors"], "int8", "model.bf16"),
+        (["model.fp16.safetensors", "model.bf16.safetensors"], None, "or its variant"),
+        (["model.safetensors.index.fp16.json", "model.bf16.bin"], None, "or its variant"),
+        (["unet.fp16.safetensors", "unet.safetensors"], None, "unet.fp16"),
+        (["model.safetensors"], "el", "'el'"),
     ],
 )
 def test_no_choice(names, variant, words):
@@ -144,6 +157,18 @@ def test_variants_of_shards(tmp_path):
         name="model.safetensors.index.fp16.json",
     )
     assert values(open_checkpoint(tmp_path, variant="fp16")) == {"a": 1}
+    assert values(open_checkpoint(tmp_path)) == {"a": 2}
+
+
+def test_shards_of_another_variant_are_not_taken_for_the_weights(tmp_path):
+    shard(tmp_path, "model.fp16.safetensors", a=1)
+    shard(tmp_path, "model-00001-of-00001.safetensors", a=2)
+    assert values(open_checkpoint(tmp_path)) == {"a": 2}
+    index(tmp_path, {"a": "model-00001-of-00001.safetensors"})
+    assert values(open_checkpoint(tmp_path)) == {"a": 2}
+    shard(tmp_path, "model-00001-of-00001.bf16.safetensors", a=3)
+    assert values(open_checkpoint(tmp_path, variant="bf16")) == {"a": 3}
+    (tmp_path / "model.fp16.safetensors").unlink()
     assert values(open_checkpoint(tmp_path)) == {"a": 2}
 
 
@@ -193,7 +218,7 @@ def test_a_folder_in_a_files_place(tmp_path):
         open_checkpoint(index(tmp_path, {"a": "shard.safetensors"}))
     (tmp_path / "model.safetensors").mkdir()
     (tmp_path / "model.safetensors.index.json").unlink()
-    with pytest.raises(CheckpointNotFoundError, match="no weights"):
+    with pytest.raises(CheckpointNotFoundError, match=r"no weights.* model\.safetensors/"):
         open_checkpoint(tmp_path)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import Final, NamedTuple
 
 from anydevice.checkpoint.index_file import inside, read_index
@@ -19,11 +19,12 @@ _TORCH: Final = (".bin", ".pt", ".pth", ".ckpt")
 _NOT_WEIGHTS: Final = re.compile(
     r"(optimizer|scheduler|scaler|rng_state|training_args|trainer_state)"
 )
-#: Names that mean "the weights" when other files are there too.
+#: Names that mean "the weights" when other files are there too. Behind a dot: the variant.
 _CANONICAL: Final = ("model", "diffusion_pytorch_model", "pytorch_model", "adapter_model")
 #: How many of a folder's files a message lists.
 _SHOWN: Final = 8
-_SHARD: Final = re.compile(r"(?P<stem>.+)-(?P<number>\d{2,})-of-(?P<count>\d{2,})(?P<rest>\..+)")
+_SHARD: Final = re.compile(r"-(\d{2,})-of-(\d{2,})(?=\.|$)")
+_INDEX: Final = re.compile(r"(.+)\.index(\..+)?\.json")
 
 
 class Choice(NamedTuple):
@@ -53,6 +54,7 @@ def find_local(path: str, variant: str | None = None) -> Found:
     Args:
         path: a file of weights, an index (``.json``), or a folder.
         variant: such as ``"fp16"``: in a folder, take the files that carry it in their names.
+            See `choose`.
 
     Raises:
         CheckpointNotFoundError: the folder has none, or several.
@@ -75,8 +77,9 @@ def _indexed(index: str, source: str) -> Found:
 
 
 def _names(folder: str) -> list[str]:
+    """What is in a folder; the names of folders end with a slash, and so are no file's."""
     try:
-        return sorted(e.name for e in os.scandir(folder) if not e.is_dir())
+        return sorted(e.name + "/" if e.is_dir() else e.name for e in os.scandir(folder))
     except OSError as error:
         raise CheckpointNotFoundError(f"cannot list {folder}: {error.strerror}") from None
 
@@ -89,83 +92,117 @@ def choose(names: Collection[str], variant: str | None, where: str) -> Choice:
 
     Args:
         names: of the folder's files.
-        variant: only files of this variant; None prefers those without one.
+        variant: only files of this variant. None: only those of none; where there are no such
+            weights, those of the only variant there is.
         where: names the folder in messages.
 
     Raises:
         CheckpointNotFoundError: there are no weights, or several that could be meant.
     """
-    usable = [name for name in names if not _NOT_WEIGHTS.match(name)]
-    ambiguous: list[str] = []
+    files = [file for name in names if (file := _WeightFile.of(name)) is not None]
+    of_variant = [file for file in files if file.is_of(variant)]
+    variants = {file.variant for file in files}
+    if not of_variant and variant is None and len(variants) == 1:
+        variant, of_variant = variants.pop(), files
     for extensions in (_SAFETENSORS, _TORCH):
-        singles, shards, indexes = _sort(usable, extensions, variant)
-        canonical = _canonical(singles)
-        if canonical is not None:
-            return Choice(None, [canonical])
-        index = _canonical(indexes) or (indexes[0] if len(indexes) == 1 else None)
-        if index is not None:
-            return Choice(index, [])
-        groups = _complete_groups(shards)
-        if len(groups) == 1 and not indexes:
-            return Choice(None, groups[0])
-        if len(singles) == 1 and not indexes:
-            return Choice(None, singles)
-        ambiguous += indexes or singles or shards
-    of_variant = f" of variant {variant!r}" if variant else ""
+        choice = _choose([f for f in of_variant if f.extension in ("", *extensions)], variant)
+        if choice is not None:
+            return choice
+    named = f" of variant {variant!r}" if variant else ""
+    ambiguous = of_variant or (files if variant is None else [])
     if ambiguous:
         raise CheckpointNotFoundError(
-            f"{where} has several files of weights{of_variant}, or incomplete shards: "
-            f"{list_some(ambiguous, _SHOWN)}. Name the file or index itself, or its variant."
+            f"{where} has several files of weights{named}, or incomplete shards: "
+            f"{list_some([file.name for file in ambiguous], _SHOWN)}. "
+            "Name the file or index itself, or its variant."
         )
     raise CheckpointNotFoundError(
-        f"no weights{of_variant} in {where}: no safetensors or torch file and no index. "
+        f"no weights{named} in {where}: no safetensors or torch file and no index. "
         f"It has {list_some(list(names), _SHOWN, empty='no file')}."
     )
 
 
-def _sort(
-    names: Iterable[str], extensions: tuple[str, ...], variant: str | None
-) -> tuple[list[str], list[str], list[str]]:
-    """Single files, shards and indexes of one format and variant."""
-    singles: list[str] = []
-    shards: list[str] = []
-    indexes: list[str] = []
-    for name in names:
-        if name.endswith(".json"):
-            if _is_index(name, extensions, variant):
-                indexes.append(name)
-        elif name.endswith(extensions):
-            shard = _SHARD.fullmatch(name)
-            stem = (shard["stem"] + shard["rest"]) if shard else name
-            if variant is None or f".{variant}." in stem or stem.split(".")[0].endswith(variant):
-                (shards if shard else singles).append(name)
-    return singles, shards, indexes
+class _WeightFile(NamedTuple):
+    """What the name of a file of weights, or of an index, says.
+
+    Attributes:
+        name: the file's.
+        stem: without extensions and number, with the variant, such as ``"model.fp16"``.
+        extension: ``".safetensors"``; empty for an index that does not say.
+        is_index: whether it is an index.
+        shard: its number and how many there are, for one of several.
+    """
+
+    name: str
+    stem: str
+    extension: str
+    is_index: bool
+    shard: tuple[int, int] | None
+
+    @classmethod
+    def of(cls, name: str) -> _WeightFile | None:
+        """Read a name; None: it is no file of weights.
+
+        ``model.safetensors.index.fp16.json``, ``model.fp16.safetensors.index.json``,
+        ``model.fp16-00001-of-00002.safetensors`` and ``model-00001-of-00002.fp16.safetensors`` are
+        all of the variant fp16.
+        """
+        index = _INDEX.fullmatch(name)
+        body = index[1] if index else name
+        extension = next((e for e in (*_SAFETENSORS, *_TORCH) if body.endswith(e)), "")
+        if _NOT_WEIGHTS.match(name) or not (index or extension):
+            return None
+        stem = body.removesuffix(extension) + ((index[2] or "") if index else "")
+        shard = _SHARD.search(stem)
+        if shard is None:
+            return cls(name, stem, extension, index is not None, None)
+        numbers = int(shard[1]), int(shard[2])
+        return cls(name, stem.replace(shard[0], "", 1), extension, index is not None, numbers)
+
+    @property
+    def variant(self) -> str | None:
+        """The variant, which only usual names tell for sure: ``v1.5`` has none."""
+        base, _, variant = self.stem.partition(".")
+        return variant if variant and base in _CANONICAL else None
+
+    def is_of(self, variant: str | None) -> bool:
+        """Whether it is of this variant; None: of none."""
+        return self.variant is None if variant is None else self.stem.endswith(f".{variant}")
 
 
-def _is_index(name: str, extensions: tuple[str, ...], variant: str | None) -> bool:
-    """``model.safetensors.index.json``; of a variant ``model.safetensors.index.fp16.json``."""
-    end = f".index.{variant}.json" if variant else ".index.json"
-    alternative = f".{variant}{extensions[0]}.index.json" if variant else end
-    if not name.endswith((end, alternative)):
-        return False
-    others = _TORCH if extensions == _SAFETENSORS else _SAFETENSORS
-    return not any(f"{extension}." in name for extension in others)
+def _choose(files: list[_WeightFile], variant: str | None) -> Choice | None:
+    """Choose among files of one format and variant; None: it is not clear which is meant."""
+    singles = [file for file in files if not file.is_index and file.shard is None]
+    single = _usual(singles, variant)
+    if single is not None:
+        return Choice(None, [single.name])
+    indexes = [file for file in files if file.is_index]
+    index = _usual(indexes, variant) or (indexes[0] if len(indexes) == 1 else None)
+    if index is not None:
+        return Choice(index.name, [])
+    if indexes:
+        return None
+    groups = _complete_groups(files)
+    if len(groups) == 1:
+        return Choice(None, groups[0])
+    return Choice(None, [singles[0].name]) if len(singles) == 1 else None
 
 
-def _canonical(names: list[str]) -> str | None:
-    by_stem = {name.split(".")[0]: name for name in sorted(names, key=len, reverse=True)}
-    return next((by_stem[stem] for stem in _CANONICAL if stem in by_stem), None)
+def _usual(files: list[_WeightFile], variant: str | None) -> _WeightFile | None:
+    """The file with the first of the usual names."""
+    by_stem = {file.stem: file for file in files}
+    end = f".{variant}" if variant else ""
+    return next((by_stem[s + end] for s in _CANONICAL if s + end in by_stem), None)
 
 
-def _complete_groups(shards: list[str]) -> list[list[str]]:
-    groups: dict[tuple[str, str, str], dict[int, str]] = {}
-    for name in shards:
-        match = _SHARD.fullmatch(name)
-        assert match is not None
-        key = (match["stem"], match["count"], match["rest"])
-        groups.setdefault(key, {})[int(match["number"])] = name
+def _complete_groups(files: list[_WeightFile]) -> list[list[str]]:
+    groups: dict[tuple[str, str, int], dict[int, str]] = {}
+    for file in files:
+        if file.shard is not None and not file.is_index:
+            number, count = file.shard
+            groups.setdefault((file.stem, file.extension, count), {})[number] = file.name
     return [
         [found[number] for number in sorted(found)]
-        for (_, count, _), found in groups.items()
-        if len(found) == int(count)
+        for (_, _, count), found in groups.items()
+        if len(found) == count
     ]
