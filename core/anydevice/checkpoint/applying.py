@@ -9,22 +9,25 @@ the model already has on that device, since there may be no room for both.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import gc
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias
 
 import torch
 from torch import nn
 
 from anydevice import registry
+from anydevice.checkpoint.info import TensorInfo
 from anydevice.checkpoint.mapped import backing_of
 from anydevice.checkpoint.matching import Plan, Target
 from anydevice.checkpoint.mismatch import require_match
 from anydevice.checkpoint.progress import Progress, touch
 from anydevice.checkpoint.reading import Checkpoint
+from anydevice.checkpoint.sharing import separate
 from anydevice.checkpoint.shards import cut, put_local
 from anydevice.checkpoint.store import WeightSource, write_store
 from anydevice.checkpoint.streaming import DEFAULT_BUFFER_BYTES, Request, stream
@@ -122,17 +125,24 @@ class Loading:
             CheckpointError: reading failed.
         """
         ways = self.ways
-        try:
+        with self.explained():
             with collector_paused():
                 for target in ways["map"]:
                     self._take(target)
-            self._read(ways["stream"], ways["convert"])
+            requests = {target: _request(target) for target in ways["stream"]}
+            fills = {t: r for t, r in requests.items() if r.into is not None}
+            self._read({t: r for t, r in requests.items() if r.into is None}, ways["convert"])
             self.write(ways["write"], {})
+            if self.checkpoint.may_share:
+                self._separate()
             if self.options.preload:
                 touch([v for t, v in self.values.items() if not t.device.is_accelerator], self.bar)
             self.checkpoint.check()
-        except Exception as error:
-            raise self.explain(error) from error
+            # Filling memory that the model has comes last: all else can fail without harm.
+            if fills:
+                self.touched = True
+                self._read(fills)
+                self.checkpoint.check()
 
     def commit(self) -> LoadReport:
         """Put all values into the model.
@@ -140,11 +150,8 @@ class Loading:
         Raises:
             CheckpointError: it failed half-way.
         """
-        try:
-            with collector_paused():
-                self._place()
-        except Exception as error:
-            raise self.explain(error) from error
+        with self.explained(), collector_paused():
+            self._place()
         return self.report
 
     # ------------------------------------------------------------------ values
@@ -159,29 +166,31 @@ class Loading:
     def _take(self, target: Target) -> None:
         """A view of the file, as it is."""
         self.values[target] = self._host(target)
-        if target.info.offset is not None:
+        if _is_view(target.info):
             self.report.mapped_bytes += target.info.nbytes
         else:
             self.report.read_bytes += target.info.nbytes
 
-    def _read(self, streamed: list[Target], converted: list[Target]) -> None:
+    def _read(self, requests: Mapping[Target, Request], converted: Sequence[Target] = ()) -> None:
         """Read what must be read; what does not lie in a file as plain bytes is converted alone."""
-        requests = {target: _request(target) for target in streamed}
-        total = sum(t.info.nbytes for t in (*streamed, *converted))
+        total = sum(t.info.nbytes for t in (*requests, *converted))
         self.report.read_bytes += total
         self.bar.begin(total, "Loading")
-        self._stream([r for r in requests.values() if r.into is None])
+        self._stream(list(requests.values()))
         for target in converted:
             self.values[target] = _convert(self._host(target), target)
             self.bar.advance(target.info.nbytes)
-        # Filling memory that the model has comes last: all else can fail without harm.
-        fills = [r for r in requests.values() if r.into is not None]
-        self.touched |= bool(fills)
-        self._stream(fills)
         for target, request in requests.items():
             assert request.result is not None
             if request.into is None:
                 self.values[target] = request.result
+
+    def _separate(self) -> None:
+        """See `separate`; what is copied is no view of the file any more."""
+        for target in separate(self.values):
+            if _is_view(target.info):
+                self.report.mapped_bytes -= target.info.nbytes
+                self.report.read_bytes += target.info.nbytes
 
     def _stream(self, requests: list[Request]) -> None:
         stream(
@@ -230,7 +239,7 @@ class Loading:
     def _place(self) -> None:
         """Put all values into the model; from here on it is changed."""
         states = [(e.module, self._extra(e.name)) for e in self.plan.extra_states]
-        scales = [(t, self.checkpoint.tensor(t.scale)) for t in self.plan.targets if t.scale]
+        scales = [(t, self._apart(t.scale)) for t in self.plan.targets if t.scale]
         self.touched = True
         for target, value in self.values.items():
             _give(target, value)
@@ -246,18 +255,41 @@ class Loading:
 
     def _extra(self, name: str) -> Any:
         if name in self.checkpoint.extras:
-            return self.checkpoint.extras[name]
-        return self.checkpoint.tensor(name)
+            return copy.deepcopy(self.checkpoint.extras[name])
+        return self._apart(name)
+
+    def _apart(self, name: str) -> torch.Tensor:
+        value = self.checkpoint.tensor(name)
+        return value.clone() if self.checkpoint.may_share else value
+
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """Let every error say whether the model is as it was; one that stops the program too."""
+        try:
+            yield
+        except Exception as error:
+            explained = self.explain(error)
+            if explained is error:
+                raise
+            raise explained from error
+        except BaseException as error:
+            if self.touched:
+                error.args = (*error.args, self._half_loaded())
+            raise
+
+    def _half_loaded(self) -> str:
+        return (
+            f"{type(self.model).__name__} is half-loaded: some of its weights are from "
+            f"{self.checkpoint.source} and some are not, since loading failed half-way. Load it "
+            "again before it is used."
+        )
 
     def explain(self, error: Exception) -> Exception:
         """The error to raise: whether the model is as it was must be known."""
         device = _device_without_memory(self.plan, error)
         if self.touched:
-            return CheckpointError(
-                f"{type(self.model).__name__} is half-loaded: some of its weights are from "
-                f"{self.checkpoint.source} and some are not, since loading failed half-way. Load "
-                f"it again before it is used. The reason: {type(error).__name__}: {error}"
-            )
+            reason = f"The reason: {type(error).__name__}: {error}"
+            return CheckpointError(f"{self._half_loaded()} {reason}")
         if device is not None and not isinstance(error, AnyDeviceError):
             return DoesNotFitError(
                 f"{device} has no room for the weights that were to go there from "
@@ -265,6 +297,11 @@ class Loading:
                 f"device_map or max_memory. ({error!s:.300})"
             )
         return error
+
+
+def _is_view(info: TensorInfo) -> bool:
+    """Whether it is a view of its file: one at an odd place is copied, see `MappedFile.tensor`."""
+    return info.offset is not None and info.offset % info.dtype.itemsize == 0
 
 
 def _way_of(target: Target) -> Way:

@@ -82,10 +82,8 @@ def load_from_rank0(
         else:
             _send(source, messages, channel, bar)
         loading.prepare()
-    try:
+    with loading.explained():
         agreement.require()
-    except Exception as error:
-        raise loading.explain(error) from error
     return loading.commit()
 
 
@@ -324,13 +322,11 @@ class _Receiving(Loading):
 
     def prepare(self) -> None:
         """Write what is for the disk; all else was received."""
-        try:
+        with self.explained():
             for target in self.plan.targets:
                 if target not in self.values:  # without elements: nothing came
                     self.values[target] = _empty(target)
             self.write([t for t in self.plan.targets if t.device == DISK], self.values)
-        except Exception as error:
-            raise self.explain(error) from error
 
     def _keep_rows(self, target: Target, rows: _Rows, data: torch.Tensor) -> None:
         """Copy what this rank holds of some rows to its place."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-__all__ = ["TensorInfo"]
+__all__ = ["TensorInfo", "form_of"]
 
 
 class TensorInfo(NamedTuple):
@@ -20,6 +20,7 @@ class TensorInfo(NamedTuple):
         nbytes: its bytes in the file.
         file: the file that holds it, absolute.
         offset: of its first byte in the file; None when it does not lie there as plain bytes.
+        form: see `form_of`; only a torch file can have another than None.
     """
 
     dtype: torch.dtype
@@ -27,11 +28,35 @@ class TensorInfo(NamedTuple):
     nbytes: int
     file: str
     offset: int | None = None
+    form: str | None = None
 
     @classmethod
     def describe(
-        cls, dtype: torch.dtype, shape: Sequence[int], file: str, offset: int | None = None
+        cls,
+        dtype: torch.dtype,
+        shape: Sequence[int],
+        file: str,
+        offset: int | None = None,
+        form: str | None = None,
     ) -> TensorInfo:
         """Make one; its bytes follow from the rest."""
         sizes = tuple(shape)
-        return cls(dtype, sizes, math.prod(sizes) * dtype.itemsize, file, offset)
+        return cls(dtype, sizes, math.prod(sizes) * dtype.itemsize, file, offset, form)
+
+
+def form_of(tensor: torch.Tensor) -> str | None:
+    """What a tensor is, where it is not one block of numbers; None where it is.
+
+    Returns:
+        ``"meta"`` for one without data, ``"quantized"``, its layout (``"sparse_coo"``), or the name
+        of a class that is made of other tensors.
+    """
+    if hasattr(tensor, "__tensor_flatten__"):
+        return type(tensor).__name__
+    if tensor.is_meta:
+        return "meta"
+    if tensor.is_quantized:
+        return "quantized"
+    if tensor.layout is not torch.strided:
+        return str(tensor.layout).removeprefix("torch.")
+    return None

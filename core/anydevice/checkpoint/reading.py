@@ -12,7 +12,7 @@ import torch
 
 from anydevice.checkpoint.finding import Found, find_local
 from anydevice.checkpoint.hub import download, is_repo_id
-from anydevice.checkpoint.info import TensorInfo
+from anydevice.checkpoint.info import TensorInfo, form_of
 from anydevice.checkpoint.mapped import FileIdentity, MappedFile, backing_of, map_file
 from anydevice.checkpoint.safetensors_format import looks_like_safetensors, read_header
 from anydevice.checkpoint.torch_format import looks_like_torch, read_torch_file, state_dict_of
@@ -30,10 +30,12 @@ class Checkpoint(Mapping[str, TensorInfo]):
     Attributes:
         source: what to call it in messages.
         extras: entries that are no tensors, as torch files can have them.
+        may_share: whether tensors of two names may lie in the same memory, as in torch files.
     """
 
     source: str = "the checkpoint"
     extras: Mapping[str, Any] = {}
+    may_share: bool = True
 
     def __getitem__(self, name: str) -> TensorInfo:
         raise NotImplementedError
@@ -79,6 +81,8 @@ class _FileCheckpoint(Checkpoint):
     def __init__(self, found: Found) -> None:
         self.source = found.source
         self.extras = {}
+        self.may_share = False
+        self._is_reopened = False
         self._infos: dict[str, TensorInfo] = {}
         self._files: dict[str, MappedFile] = {}
         self._loaded: dict[str, torch.Tensor] = {}  # what does not lie in a file as plain bytes
@@ -102,14 +106,16 @@ class _FileCheckpoint(Checkpoint):
         return f"<Checkpoint {self.source!r}: {len(self)} tensors in {len(self._files)} files>"
 
     def tensor(self, name: str) -> torch.Tensor:
-        dtype, shape, _, file, offset = self._infos[name]
+        dtype, shape, _, file, offset, _ = self._infos[name]
         if offset is None:
-            return self._loaded[name]
+            loaded = self._loaded[name]
+            return loaded.clone() if self._is_reopened else loaded
         return self._files[file].tensor(offset, dtype, shape)
 
     def reopened(self) -> Checkpoint:
         self.check()
         other = copy.copy(self)
+        other._is_reopened = True
         other._files = {path: map_file(path, own=True) for path in self._files}
         return other
 
@@ -132,6 +138,7 @@ class _FileCheckpoint(Checkpoint):
                 "file that was not fetched: run `git lfs pull`."
             )
         self._files[path] = map_file(path, own=True)
+        self.may_share = True
         return self._take_torch(path, state_dict_of(read_torch_file(path), path))
 
     def _take_torch(self, path: str, state: dict[str, Any]) -> dict[str, TensorInfo]:
@@ -145,7 +152,9 @@ class _FileCheckpoint(Checkpoint):
             offset = None if place is None else place.offset
             if offset is None:
                 self._loaded[name] = value.detach()
-            infos[name] = TensorInfo.describe(value.dtype, value.shape, path, offset)
+            infos[name] = TensorInfo.describe(
+                value.dtype, value.shape, path, offset, form_of(value)
+            )
         self.extras = extras
         return infos
 
