@@ -3,7 +3,8 @@
 Discovery is lazy (the first call of any function here), done once a process, and safe under
 threads and fork. A plugin that fails to import, or returns nonsense, is left out and listed; it
 never breaks ``import anydevice`` or another device. Whether a device is *available* is asked anew
-each time, since a driver or a simulator may come later.
+each time, since a driver or a simulator may come later; only a vendor's package that is not
+installed is not looked for again until `refresh`.
 
 Environment variable ``ANYDEVICE_BACKENDS``: a comma-separated list of device types (or entry-point
 names). ``cpu,foo`` allows only those; ``-foo`` leaves one out; ``foo@anydevice-foo`` picks the
@@ -14,9 +15,12 @@ there.
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import importlib.metadata
+import importlib.util
 import os
 import re
+import sys
 import threading
 import warnings
 from collections.abc import Iterable, Sequence
@@ -35,6 +39,7 @@ __all__ = [
     "known_types",
     "list_backends",
     "primary_type",
+    "refresh",
 ]
 
 HOST: Final = "cpu"
@@ -73,6 +78,8 @@ class BackendRecord:
     backend: DeviceBackend | None = None
     status: Status = "unavailable"
     reason: str = ""
+    #: The `DeviceBackend.torch_package` that was looked for and not found.
+    _absent: str | None = dataclasses.field(default=None, repr=False, compare=False)
 
     @property
     def package(self) -> str:
@@ -83,6 +90,9 @@ class BackendRecord:
         """How many devices the backend has now; 0 with a `reason` when none, or when it fails."""
         if self.backend is None or self.status in ("broken", "duplicate", "excluded"):
             return 0
+        package = self.backend.torch_package
+        if package is not None and package == self._absent and package not in sys.modules:
+            return 0  # a failed search of all of sys.path is the dear part of the question
         try:
             available = self.backend.is_available()
             count = self.backend.device_count() if available else 0
@@ -95,7 +105,16 @@ class BackendRecord:
             return 0
         self.status = "available" if count else "unavailable"
         self.reason = "" if count else self.backend.why_unavailable()
+        self._absent = package if package and not count and not _is_installed(package) else None
         return count
+
+
+def _is_installed(package: str) -> bool:
+    """Whether a package could be imported, as far as can be told without doing so."""
+    try:
+        return package in sys.modules or importlib.util.find_spec(package) is not None
+    except (ImportError, ValueError):  # its parent is missing; or its name is none
+        return False
 
 
 class _Registry:
@@ -110,7 +129,7 @@ class _Registry:
         self._lock = threading.RLock()
 
     def reset(self) -> None:
-        """Forget all, so that the next call discovers anew (for tests, and after an install)."""
+        """Forget all, so that the next call discovers anew."""
         with self._lock:
             self._records = None
 
@@ -160,11 +179,20 @@ def list_backends() -> list[BackendRecord]:
     Returns:
         Records, the available first, by priority and device type.
     """
+    return [record for record, _ in _counted()]
+
+
+def _counted() -> list[tuple[BackendRecord, int]]:
+    """Every record with its count of devices now, in order; each is asked once."""
     _registry.default_backend()
-    records = _registry.records()
-    for record in records:
-        record.count()
-    return sorted(records, key=_order)
+    counted = [(record, record.count()) for record in _registry.records()]
+    return sorted(counted, key=lambda pair: _order(pair[0]))
+
+
+def refresh() -> None:
+    """Forget what was found, so that the next question finds what was installed meanwhile."""
+    importlib.invalidate_caches()
+    _registry.reset()
 
 
 def get_backend(device: str | torch.device) -> DeviceBackend:
@@ -205,8 +233,8 @@ def available_devices() -> list[torch.device]:
         torch.device(record.device_type, index)
         if record.device_type != HOST
         else torch.device(HOST)
-        for record in list_backends()
-        for index in range(1 if record.device_type == HOST else record.count())
+        for record, count in _counted()
+        for index in range(1 if record.device_type == HOST else count)
     ]
 
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import types
 import warnings
 
 import pytest
@@ -290,6 +291,69 @@ def test_a_backend_that_counts_nonsense_has_no_devices(plugins, count):
     assert record.status == "unavailable"
     assert record.reason
     assert torch.device("cpu") in anydevice.available_devices()
+
+
+#: A backend whose vendor's package counts the devices, and is not installed yet.
+VENDORS = """
+    from anydevice.backend import DeviceBackend, hookimpl
+
+    class Backend(DeviceBackend):
+        device_type = "maia"
+        torch_package = "{package}"
+
+        def is_available(self):
+            with open(__file__ + ".asked", "a") as file:
+                file.write("x")
+            return super().is_available()
+
+        def device_count(self):
+            try:
+                return self.module and 1
+            except ImportError:
+                return 0
+
+    @hookimpl
+    def anydevice_backends():
+        return [Backend()]
+"""
+
+
+@pytest.fixture
+def vendors(plugins, monkeypatch):
+    """The plugin's module and its vendor's, the latter not installed."""
+    monkeypatch.setattr(torch, "maia", object(), raising=False)
+    module = plugins.add("anydevice-foo", VENDORS, package="torch_maia_here")
+    plugins.modules.append("torch_maia_here")
+    return plugins.folder / f"{module}.py.asked", plugins.folder / "torch_maia_here.py"
+
+
+def test_a_package_that_is_not_installed_is_looked_for_once(vendors):
+    asked, _ = vendors
+    for _ in range(3):
+        assert anydevice.available_devices() == [torch.device("cpu")]
+        assert record_of("maia").reason == "torch_maia_here is not installed"
+    assert asked.read_text() == "x"
+
+
+def test_a_package_installed_later_is_found_after_a_refresh(vendors):
+    _, package = vendors
+    assert record_of("maia").status == "unavailable"
+    package.write_text("")
+    registry.refresh()
+    assert torch.device("maia", 0) in anydevice.available_devices()
+
+
+def test_a_package_imported_later_is_found_without(vendors, monkeypatch):
+    assert record_of("maia").status == "unavailable"
+    monkeypatch.setitem(sys.modules, "torch_maia_here", types.ModuleType("torch_maia_here"))
+    assert record_of("maia").status == "available"
+
+
+def test_each_backend_is_asked_once_for_the_devices(vendors):
+    asked, package = vendors
+    package.write_text("")
+    anydevice.available_devices()
+    assert asked.read_text() == "x"
 
 
 def test_a_plugin_may_offer_nothing(plugins):
