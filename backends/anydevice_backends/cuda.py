@@ -46,6 +46,15 @@ class CudaBackend(DeviceBackend):
         "HIPBLAS_STATUS_ALLOC_FAILED",
     )
 
+    def driver_version(self) -> str:
+        """Of the runtime that torch was built for: torch tells no driver's version in public.
+
+        https://docs.pytorch.org/docs/stable/notes/hip.html (``torch.version``)
+        """
+        if torch.version.hip:
+            return f"HIP runtime {torch.version.hip}"
+        return f"CUDA runtime {torch.version.cuda}" if torch.version.cuda else ""
+
     def supports_dtype(self, dtype: torch.dtype) -> bool:
         """Old devices compute no bfloat16.
 

@@ -33,6 +33,10 @@ class XpuBackend(DeviceBackend):
     # https://github.com/oneapi-src/unified-runtime (ur_result_t), seen from oneDNN and oneMKL
     out_of_memory_words = ("UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY", "OUT_OF_RESOURCES")
 
+    def driver_version(self) -> str:
+        """Of the first device's: https://docs.pytorch.org/docs/stable/generated/torch.xpu.get_device_properties.html."""
+        return str(self.module.get_device_properties(0).driver_version)
+
     def memory_info(self, index: int) -> MemoryInfo:
         """As the default, with what helps where the driver does not answer.
 

@@ -55,6 +55,26 @@ def test_the_names_of_rocm(monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("built_for", "told"),
+    [
+        ({"cuda": "12.8", "hip": None}, "CUDA runtime 12.8"),
+        ({"cuda": None, "hip": "6.4.43482"}, "HIP runtime 6.4.43482"),
+        ({"cuda": None, "hip": None}, ""),
+    ],
+)
+def test_the_runtime_of_cuda_and_rocm_is_told(monkeypatch, built_for, told):
+    for name, version in built_for.items():
+        monkeypatch.setattr(torch.version, name, version)
+    assert cuda.CudaBackend().driver_version() == told
+
+
+def test_the_driver_of_xpu_is_told(monkeypatch):
+    properties = types.SimpleNamespace(driver_version="1.6.33578")
+    monkeypatch.setattr(torch.xpu, "get_device_properties", lambda index: properties)
+    assert xpu.XpuBackend().driver_version() == "1.6.33578"
+
+
+@pytest.mark.parametrize(
     ("kind", "text"),
     [
         (cuda.CudaBackend, "CUDA error: out of memory\nCUDA kernel errors might be"),
