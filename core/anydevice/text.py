@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import decimal
 import math
+import numbers
 import operator
 import re
 from collections.abc import Container, Sequence
-from typing import Final
+from typing import Any, Final
 
 from anydevice.errors import BudgetError
 
-__all__ = ["format_bytes", "lay_out_table", "list_some", "parse_bytes"]
+__all__ = ["as_float", "format_bytes", "lay_out_table", "list_some", "parse_bytes"]
 
-_SIZE: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(?:e\+?(\d+))?\s*(?:([kmgtp])(i?)b?|b)?", re.I)
+_SIZE: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(?:e\+?(\d{1,4}))?\s*(?:([kmgtp])(i?)b?|b)?", re.I)
+#: More bytes cannot be counted by torch, nor by most systems.
+_LARGEST: Final = 2**63 - 1
+#: A number below it that is not whole was not computed, but lacks a unit.
+_SMALLEST_COMPUTED: Final = 1 << 20
+_USE: Final = "use bytes, or a string such as '10GiB', '1.5GB' or '512MB'"
 
 
 def parse_bytes(size: int | float | str) -> int:
@@ -23,31 +30,60 @@ def parse_bytes(size: int | float | str) -> int:
             B, KB, MB, GB, TB, PB and KiB ... PiB, in any case. Units are bytes, never bits.
 
     Raises:
-        BudgetError: it cannot be read, is negative, or is not finite.
+        BudgetError: it cannot be read, is negative, is not finite, or is more than 2**63 - 1; or it
+            is a few bytes and a fraction, such as 10.5, where a unit was meant.
     """
     if isinstance(size, str):
-        match = _SIZE.fullmatch(size.strip())
-        if match is None:
-            raise BudgetError(_unreadable(size))
-        number, exponent, prefix, binary = match.groups()
-        power = " kmgtp".index((prefix or " ").lower())
-        scale = (1024 if binary else 1000) ** power * 10 ** int(exponent or 0)
-        whole = int(number) * scale if "." not in number else round(float(number) * scale)
-        return int(whole)
+        number_of_bytes = _parse_text(size)
+    elif (number := as_float(size)) is not None:
+        number_of_bytes = _whole(number, size)
+    else:
+        number_of_bytes = _integer(size)
+    if number_of_bytes < 0:
+        raise BudgetError(f"{_cut(size)} is not a size: it is negative; {_USE}")
+    if number_of_bytes > _LARGEST:
+        raise BudgetError(f"{_cut(size)} is not a size: no device has so much; {_USE}")
+    return number_of_bytes
+
+
+def _parse_text(size: str) -> int:
+    match = _SIZE.fullmatch(size.strip())
+    if match is None:
+        raise BudgetError(_unreadable(size))
+    number, exponent, prefix, binary = match.groups()
+    unit = (1024 if binary else 1000) ** " kmgtp".index((prefix or " ").lower())
+    value = decimal.Decimal(f"{number}e{exponent or 0}")
+    if value > _LARGEST:
+        return _LARGEST + 1
+    return round(value * unit) if prefix else _whole(value, size)
+
+
+def _integer(size: Any) -> int:
     if isinstance(size, bool):
         raise BudgetError(_unreadable(size))
-    if isinstance(size, float):
-        if not math.isfinite(size):
-            raise BudgetError(_unreadable(size))
-        number_of_bytes = int(size)
-    else:
-        try:
-            number_of_bytes = operator.index(size)
-        except TypeError:
-            raise BudgetError(_unreadable(size)) from None
-    if number_of_bytes < 0:
-        raise BudgetError(f"{size!r} is not a size: it is negative")
-    return number_of_bytes
+    try:
+        return operator.index(size)
+    except TypeError:
+        raise BudgetError(_unreadable(size)) from None
+
+
+def _whole(size: Any, said: Any) -> int:
+    """Bytes of a computed number, such as 0.9 times what is free; but nobody computes 10.5."""
+    if not math.isfinite(size):
+        raise BudgetError(_unreadable(said))
+    if abs(size) < _SMALLEST_COMPUTED and size != int(size):
+        raise BudgetError(
+            f"{_cut(said)} is not a size: there are no fractions of a byte. Give a unit, such as "
+            "'10.5GiB'"
+        )
+    return int(size)
+
+
+def as_float(value: Any) -> float | None:
+    """A float of Python's or numpy's, as Python's; None for all else, integers among it."""
+    if isinstance(value, numbers.Real) and not isinstance(value, numbers.Integral):
+        return float(value)
+    return None
 
 
 def format_bytes(size: int) -> str:
@@ -97,5 +133,11 @@ def list_some(
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
 
-def _unreadable(size: object) -> str:
-    return f"{size!r} is not a size: use bytes, or a string such as '10GiB', '1.5GB' or '512MB'"
+def _unreadable(size: Any) -> str:
+    return f"{_cut(size)} is not a size: {_USE}"
+
+
+def _cut(said: Any) -> str:
+    """Text of any length, for a message."""
+    text = hex(said) if isinstance(said, int) and abs(said) > _LARGEST else repr(said)
+    return text if len(text) <= 60 else f"{text[:40]}...{text[-10:]}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -34,6 +35,9 @@ def test_budgets_are_sorted_by_speed_keep_their_spelling_and_are_not_changed() -
         ({"qpu:0": 1}, UnknownDeviceError, "'qpu:0'"),
         ({"meta": 1}, BudgetError, "meta"),
         ("10GB", BudgetError, "must be a dict"),
+        ({"cpu": 10.5}, BudgetError, r"max_memory\['cpu'\]: 10.5 is not a size.*'10.5GiB'"),
+        ({0: "1e400GB"}, BudgetError, r"max_memory\[0\]: '1e400GB' is not a size"),
+        ({0: None}, BudgetError, r"max_memory\[0\]: None is not a size"),
     ],
 )
 def test_wrong_budgets_are_named_before_work(budgets: Any, error: type, words: str) -> None:
@@ -51,6 +55,37 @@ def test_headroom_is_left_on_accelerators() -> None:
         assert plan.budgets["cpu"] == 4096
     with pytest.raises(BudgetError, match="headroom: 'some' is not a size"):
         infer_auto_device_map(model, budgets, headroom="some")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"headroom": 1.5}, r"headroom: 1.5 is neither a share.*nor a size"),
+        ({"headroom": 1.0}, "headroom: 1.0 is neither"),
+        ({"headroom": -0.1}, "headroom: -0.1 is neither"),
+        ({"headroom": float("nan")}, "headroom: nan is neither"),
+        ({"headroom": True}, "headroom: True is not a size"),
+        ({"headroom": {0: "1GiB", "cpu": 1.5}}, r"headroom\['cpu'\]: 1.5 is neither"),
+        ({"headroom": {7: "some"}}, r"headroom\[7\]: 'some' is not a size"),
+        ({"headroom": {0: 1, "0": 2}}, r"headroom names .*:0 twice; the second time as '0'"),
+        (
+            {"headroom": {0: "2KB", "cpu": "5KB"}},
+            r"headroom=.* leaves 0 bytes everywhere of .*1024",
+        ),
+        ({"disk": None}, r"disk \(True, False, or a size\): None is not a size"),
+        ({"disk": 1.5}, r"disk .*: 1.5 is not a size"),
+        ({"disk": ""}, r"disk .*: '' is not a size"),
+    ],
+)
+def test_wrong_headroom_and_disk_are_named(options: Any, words: str) -> None:
+    with pytest.raises((BudgetError, UnknownDeviceError), match=words):
+        infer_auto_device_map(nn.Linear(2, 2), {0: 1024, "cpu": 4096}, **options)
+
+
+def test_numpys_numbers_are_numbers() -> None:
+    budgets = {np.int64(0): np.int64(1024), "cpu": np.uint16(4096)}
+    plan = infer_auto_device_map(nn.Linear(8, 8), budgets, headroom=np.float32(0.25))
+    assert plan.budgets == {0: 768, "cpu": 4096, "disk": None}
 
 
 def test_disk_may_be_forbidden_or_capped() -> None:

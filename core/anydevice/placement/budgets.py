@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import numbers
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from anydevice import registry
 from anydevice.backend import DeviceBackend
-from anydevice.devices import CPU, DISK, META, Device, parse_device
+from anydevice.devices import CPU, DISK, META, Device, parse_device, same_devices
 from anydevice.errors import BackendError, BudgetError, UnknownDeviceError
-from anydevice.text import parse_bytes
+from anydevice.text import as_float, parse_bytes
 
 __all__ = ["Budget", "Headroom", "get_max_memory", "read_budgets"]
 
@@ -18,6 +19,8 @@ __all__ = ["Budget", "Headroom", "get_max_memory", "read_budgets"]
 Headroom: TypeAlias = "int | float | str | Mapping[Any, int | float | str] | None"
 #: The share of a *measured* budget that is left to activations unless the caller says otherwise.
 DEFAULT_HEADROOM: Final = 0.1
+#: Headroom between 1 and this, as a float, is neither a share nor a computed number of bytes.
+_SMALLEST_COMPUTED: Final = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,14 +114,22 @@ def read_budgets(
         disk: False forbids it; a size caps it, as ``max_memory["disk"]`` does.
 
     Raises:
-        BudgetError: as `get_max_memory`; and when every device but the disk has 0.
+        BudgetError: as `get_max_memory`; headroom or disk cannot be read; or every device but the
+            disk has 0.
+        UnknownDeviceError: as `get_max_memory`; or headroom names a device wrongly, or twice.
     """
     given = max_memory is not None
     budgets = _given(max_memory) if max_memory is not None else _measured()
     cap = _disk_cap(budgets, disk)
-    weights = [_leave(b, headroom, given) for b in budgets if b.device != DISK]
+    shares = _shares(headroom, given, [b.device for b in budgets])
+    before = [b for b in budgets if b.device != DISK]
+    weights = [_leave(b, shares.get(b.device, 0)) for b in before]
     if not any(budget.size for budget in weights):
         said = {b.key: b.size for b in budgets} or "it names no device"
+        if any(budget.size for budget in before):
+            raise BudgetError(
+                f"headroom={headroom!r} leaves 0 bytes everywhere of {said}: lower it"
+            )
         raise BudgetError(f"max_memory gives 0 bytes everywhere: {said}. Give some device memory.")
     return [*weights, *cap]
 
@@ -136,11 +147,8 @@ def _given(max_memory: Mapping[Any, int | str]) -> list[Budget]:
             raise BudgetError(
                 f"max_memory names {device} twice, as {budgets[device].key!r} and as {key!r}"
             )
-        try:
-            number = parse_bytes(size)
-        except BudgetError as error:
-            raise BudgetError(f"max_memory[{key!r}]: {error}") from None
-        spelling = key if isinstance(key, (int, str)) else str(key)
+        number = _read(size, f"max_memory[{key!r}]")
+        spelling = int(key) if isinstance(key, numbers.Integral) else str(key)
         budgets[device] = Budget(spelling, device, number)
     kinds = list(dict.fromkeys(device.type for device in budgets))
     speed = {kind: (_tier(kind), -_priority(kind), i) for i, kind in enumerate(kinds)}
@@ -164,28 +172,48 @@ def _disk_cap(budgets: list[Budget], disk: bool | int | str) -> list[Budget]:
     if disk is False:
         return []
     if disk is not True:
-        cap = parse_bytes(disk)
+        cap = _read(disk, "disk (True, False, or a size)")
         if said is not None and said.size is not None:
             cap = min(cap, said.size)
         return [Budget(DISK.type, DISK, cap)]
     return [said or Budget(DISK.type, DISK, None)]
 
 
-def _leave(budget: Budget, headroom: Headroom, given: bool) -> Budget:
+def _shares(
+    headroom: Headroom, given: bool, devices: Sequence[Device]
+) -> dict[Device, int | float]:
+    """What is taken off the budget of each device: bytes, or a share below 1."""
+    if headroom is None:
+        return dict.fromkeys(devices, 0 if given else DEFAULT_HEADROOM)
+    if isinstance(headroom, Mapping):
+        amounts = {key: _amount(value, f"headroom[{key!r}]") for key, value in headroom.items()}
+        return same_devices(amounts, "headroom")
+    amount = _amount(headroom, "headroom")
+    return {device: amount for device in devices if device.is_accelerator}
+
+
+def _amount(value: Any, where: str) -> int | float:
+    number = as_float(value)
+    if number is not None and 0 <= number < 1:
+        return number
+    if number is not None and not number >= _SMALLEST_COMPUTED:
+        raise BudgetError(
+            f"{where}: {value!r} is neither a share, from 0 to below 1, such as 0.1; nor a size, "
+            "such as 2**30 or '1GiB'"
+        )
+    return _read(value, where)
+
+
+def _leave(budget: Budget, share: int | float) -> Budget:
     """Take the headroom off one budget."""
     size = budget.size or 0
-    if headroom is None:
-        share: int | float | str = 0 if given else DEFAULT_HEADROOM
-    elif isinstance(headroom, Mapping):
-        wanted = {parse_device(key): value for key, value in headroom.items()}
-        share = wanted.get(budget.device, 0)
-    else:
-        share = headroom if budget.device.is_accelerator else 0
-    if isinstance(share, float) and 0 <= share < 1:
-        left = int(size * share)
-    else:
-        try:
-            left = parse_bytes(share)
-        except BudgetError as error:
-            raise BudgetError(f"headroom: {error}") from None
+    left = share if isinstance(share, int) else int(size * share)
     return dataclasses.replace(budget, size=max(0, size - left))
+
+
+def _read(size: Any, where: str) -> int:
+    """Read a size; an error names the setting that it is of."""
+    try:
+        return parse_bytes(size)
+    except BudgetError as error:
+        raise BudgetError(f"{where}: {error}") from None
