@@ -55,6 +55,13 @@ def test_a_budget_that_cannot_be_read_is_named(capsys, tiny_llama):
     assert "10gigs" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("count", ["0", "-3", "many", "1.5"])
+def test_a_number_of_tokens_that_cannot_be_is_a_usage_error(capsys, tiny_llama, count):
+    with pytest.raises(SystemExit):
+        cli.main(["run", str(tiny_llama), f"--max-new-tokens={count}"])
+    assert f"'{count}' is not a number from 1 up" in capsys.readouterr().err
+
+
 def test_run_prints_devices_placement_result_and_peaks(capsys, tiny_llama, sim):
     budgets = ["0=120KiB", "1=90KiB", "cpu=50KiB"]
     assert cli.main(["run", str(tiny_llama), "--max-memory", *budgets]) == 0

@@ -1,12 +1,19 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
 
 import anydevice
-from anydevice.errors import AnyDeviceError, CheckpointNotFoundError, UnknownDeviceError
+from anydevice.errors import (
+    AnyDeviceError,
+    BudgetError,
+    CheckpointNotFoundError,
+    SettingError,
+    UnknownDeviceError,
+)
 
 X = torch.ones(2, 8)
 
@@ -92,6 +99,37 @@ def test_a_bad_map_is_refused_before_loading(sim, checkpoint, device_map, error)
     with pytest.raises(error):
         anydevice.load_checkpoint_and_dispatch(model, checkpoint, device_map)
     assert all(p.is_meta for p in model.parameters())
+
+
+@pytest.mark.parametrize("device_map", ["auto", {"": 0}, None])
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"prefetch_depth": -1}, SettingError, "prefetch_depth=-1: it is how many"),
+        ({"prefetch_depth": 1.5}, SettingError, "prefetch_depth=1.5"),
+        ({"prefetch_depth": True}, SettingError, "prefetch_depth=True"),
+        ({"prefetch_depth": "2"}, SettingError, "prefetch_depth='2'"),
+        ({"prefetch_depth": None}, SettingError, "prefetch_depth=None"),
+        ({"max_memory": {0: 10.5}}, BudgetError, r"max_memory\[0\]: 10.5"),
+        ({"headroom": 1.5}, BudgetError, "headroom: 1.5"),
+        ({"disk": ""}, BudgetError, "disk .*: ''"),
+    ],
+)
+def test_a_wrong_number_is_refused_before_loading(
+    sim, checkpoint, device_map, options, error, words
+):
+    with anydevice.init_empty_weights():
+        model = net()
+    with pytest.raises(error, match=words):
+        anydevice.load_checkpoint_and_dispatch(model, checkpoint, device_map, **options)
+    assert all(p.is_meta for p in model.parameters())
+
+
+def test_numpys_depth_is_a_number(sim, checkpoint):
+    model = anydevice.load_checkpoint_and_dispatch(
+        net(), checkpoint, {"": "cpu"}, main_device=0, prefetch_depth=np.int64(2)
+    )
+    assert torch.allclose(model(X), net()(X), atol=1e-5)
 
 
 def test_no_checkpoint(sim, tmp_path):

@@ -14,10 +14,12 @@ from torch import nn
 
 import anydevice
 from anydevice.errors import (
+    BudgetError,
     DeviceMapError,
     DoesNotFitError,
     ModelError,
     OffloadStoreError,
+    SettingError,
     UnknownDeviceError,
 )
 from anydevice.hooks import has_offloaded_params, remove_hook_from_submodules
@@ -104,6 +106,22 @@ def test_bad_maps_are_refused_before_anything_moves(sim, device_map, error, word
         anydevice.dispatch_model(model, device_map)
     assert {t.device.type for t in model.state_dict().values()} == {"cpu"}
     assert not any("_hf_hook" in vars(m) for m in model.modules())
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"prefetch_depth": -1}, SettingError, "prefetch_depth=-1: it is how many"),
+        ({"prefetch_depth": "2"}, SettingError, "prefetch_depth='2'"),
+        ({"max_memory": {0: 10.5}}, BudgetError, r"max_memory\[0\]: 10.5"),
+    ],
+)
+@pytest.mark.parametrize("device_map", ["auto", {"": 0}, {"0": 0, "": "cpu"}])
+def test_wrong_numbers_are_refused_before_anything_moves(sim, device_map, options, error, words):
+    model = net()
+    with pytest.raises(error, match=words):
+        anydevice.dispatch_model(model, device_map, **options)
+    assert {t.device.type for t in model.state_dict().values()} == {"cpu"}
 
 
 def test_what_does_not_fit_is_refused_before_anything_moves(sim):

@@ -7,7 +7,13 @@ import torch
 import transformers as tf
 
 import anydevice
-from anydevice.errors import CheckpointMismatchError, CheckpointNotFoundError, ModelError
+from anydevice.errors import (
+    BudgetError,
+    CheckpointMismatchError,
+    CheckpointNotFoundError,
+    ModelError,
+    SettingError,
+)
 
 TINY = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 128}
 
@@ -34,6 +40,20 @@ def test_equals_the_plain_model(tiny_llama, sim):
         want = plain.generate(ids(), max_new_tokens=8, do_sample=False)
         got = model.generate(ids().to("sim:0"), max_new_tokens=8, do_sample=False)
     assert torch.equal(got.cpu(), want)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"prefetch_depth": -1}, SettingError),
+        ({"max_memory": {0: 10.5}}, BudgetError),
+        ({"headroom": 1.5}, BudgetError),
+        ({"disk": -1}, BudgetError),
+    ],
+)
+def test_a_wrong_number_is_refused_before_anything_is_fetched(options, error):
+    with pytest.raises(error):
+        anydevice.from_pretrained(None, "nobody/nothing", **options)
 
 
 def test_the_class_comes_from_the_config(tiny_llama):

@@ -13,6 +13,7 @@ from tests.transfer.conftest import Block, Offloaded, make_blocks, same
 from torch import nn
 
 from anydevice.devices import parse_device
+from anydevice.errors import BudgetError, SettingError, UnknownDeviceError
 from anydevice.modules import iter_slots
 from anydevice.transfer import Engine, profile_transfers
 
@@ -201,9 +202,28 @@ def test_where_memory_is_short_a_buffer_is_as_small_as_its_unit(sim, make):
         assert torch.equal(model(x).cpu(), x)
 
 
-def test_a_negative_depth_is_refused():
-    with pytest.raises(ValueError, match="prefetch_depth=-1"):
-        Engine(prefetch_depth=-1)
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"prefetch_depth": -1}, SettingError, "prefetch_depth=-1"),
+        ({"prefetch_depth": True}, SettingError, "prefetch_depth=True"),
+        ({"room": {0: -1}}, BudgetError, r"room\[0\]: -1 is not a size: it is negative"),
+        ({"room": {0: 1.5}}, BudgetError, r"room\[0\]: 1.5 is not a size"),
+        ({"room": {0: None}}, BudgetError, r"room\[0\]: None is not a size"),
+        ({"room": "1GiB"}, BudgetError, "room is '1GiB'; it must be a dict"),
+        ({"room": {0: 1, "0": 1}}, UnknownDeviceError, "room names .*:0 twice"),
+        ({"pin_budget": -1}, BudgetError, "pin_budget: -1 is not a size"),
+        ({"pin_budget": "much"}, BudgetError, "pin_budget: 'much' is not a size"),
+    ],
+)
+def test_wrong_settings_are_refused_by_name(options, error, words):
+    with pytest.raises(error, match=words):
+        Engine(**options)
+
+
+def test_settings_may_be_text():
+    engine = Engine(room={"sim:0": "2GiB"}, pin_budget="1.5KB")
+    assert (engine.room, engine.pin_budget) == ({parse_device("sim:0"): 2 << 30}, 1500)
 
 
 # ---------------------------------------------------------------------- the end

@@ -34,7 +34,7 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument("model", metavar="PATH_OR_REPO", help="a folder, or a Hub repo id")
     parser.add_argument("--text", default=_DEFAULT_TEXT, help="input of a text model")
     parser.add_argument(
-        "--max-new-tokens", type=int, default=16, metavar="N", help="of a model that generates"
+        "--max-new-tokens", type=_count, default=16, metavar="N", help="of a model that generates"
     )
     parser.add_argument(
         "--max-memory",
@@ -102,6 +102,13 @@ def import_transformers() -> float:
     with contextlib.suppress(ImportError):  # `from_pretrained` says what to install
         from transformers import PreTrainedModel  # noqa: F401
     return time.perf_counter() - start
+
+
+def _count(word: str) -> int:
+    """Read a number from 1 up."""
+    if not word.isdecimal() or int(word) < 1:
+        raise argparse.ArgumentTypeError(f"{word!r} is not a number from 1 up")
+    return int(word)
 
 
 def _budgets(words: list[str]) -> dict[int | str, int | str] | None:

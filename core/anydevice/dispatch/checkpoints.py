@@ -15,7 +15,8 @@ from anydevice.devices import DeviceLike
 from anydevice.dispatch.models import dispatch_placed
 from anydevice.dispatch.places import Places
 from anydevice.modules import iter_slots
-from anydevice.placement import resolve_device_map
+from anydevice.placement import Headroom, check_budgets, resolve_device_map
+from anydevice.transfer import read_prefetch_depth
 
 __all__ = ["load_checkpoint_and_dispatch"]
 
@@ -41,7 +42,7 @@ def load_checkpoint_and_dispatch(
     keep_in_fp32_modules: list[str] | None = None,
     allow_missing: bool = False,
     progress: bool = False,
-    headroom: Any = None,
+    headroom: Headroom = None,
     disk: bool | int | str = True,
     prefetch_depth: int = 1,
 ) -> nn.Module:
@@ -80,9 +81,11 @@ def load_checkpoint_and_dispatch(
 
     Raises:
         CheckpointError: the checkpoint cannot be used; see `load_checkpoint_in_model`.
-        DeviceMapError, BudgetError, UnknownDeviceError, DoesNotFitError, ModelError: see
-            `dispatch_model`.
+        SettingError, BudgetError, DeviceMapError, UnknownDeviceError, DoesNotFitError, ModelError:
+            see `dispatch_model`.
     """
+    prefetch_depth = read_prefetch_depth(prefetch_depth)
+    check_budgets(max_memory, headroom, disk)
     placement = None
     if device_map is not None:
         with collector_paused():

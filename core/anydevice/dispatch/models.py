@@ -18,8 +18,8 @@ from anydevice.hooks.resting import gather_weights
 from anydevice.hooks.state import align_hook_of
 from anydevice.hooks.units import Layout, attach_units
 from anydevice.modules import iter_slots
-from anydevice.placement import Placement, find_blocks, resolve_device_map
-from anydevice.transfer import Engine
+from anydevice.placement import Placement, check_budgets, find_blocks, resolve_device_map
+from anydevice.transfer import Engine, read_prefetch_depth
 
 __all__ = ["dispatch_model", "dispatch_offloaded", "dispatch_placed", "hook_model"]
 
@@ -76,6 +76,8 @@ def dispatch_model(
         The model, with ``hf_device_map`` set.
 
     Raises:
+        SettingError: ``prefetch_depth`` is not a whole number from 0 up.
+        BudgetError: a budget cannot be read, or nothing is given.
         DeviceMapError: the map does not cover the model.
         UnknownDeviceError: a device cannot be read or is not here.
         ModelError: a weight is on meta with no value given, or must be written and no
@@ -83,6 +85,8 @@ def dispatch_model(
         DoesNotFitError: a device lacks memory.
         OffloadStoreError: the offload folder cannot be used.
     """
+    prefetch_depth = read_prefetch_depth(prefetch_depth)
+    check_budgets(max_memory)
     placement = resolve_device_map(
         model,
         device_map,

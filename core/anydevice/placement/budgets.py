@@ -13,7 +13,7 @@ from anydevice.devices import CPU, DISK, META, Device, parse_device, same_device
 from anydevice.errors import BackendError, BudgetError, UnknownDeviceError
 from anydevice.text import as_float, parse_bytes
 
-__all__ = ["Budget", "Headroom", "get_max_memory", "read_budgets"]
+__all__ = ["Budget", "Headroom", "check_budgets", "get_max_memory", "read_budgets"]
 
 #: Bytes (``2**30``, ``"2GiB"``), a share of the budget (``0.1``), or either for each device.
 Headroom: TypeAlias = "int | float | str | Mapping[Any, int | float | str] | None"
@@ -132,6 +132,22 @@ def read_budgets(
             )
         raise BudgetError(f"max_memory gives 0 bytes everywhere: {said}. Give some device memory.")
     return [*weights, *cap]
+
+
+def check_budgets(
+    max_memory: Mapping[Any, int | str] | None,
+    headroom: Headroom = None,
+    disk: bool | int | str = True,
+) -> None:
+    """Make sure that budgets can be read, long before they are needed. Nothing is measured.
+
+    Raises:
+        BudgetError, UnknownDeviceError: as `read_budgets`.
+    """
+    if max_memory is not None:
+        _given(max_memory)
+    _shares(headroom, True, ())
+    _disk_cap([], disk)
 
 
 def _given(max_memory: Mapping[Any, int | str]) -> list[Budget]:

@@ -13,7 +13,9 @@ from anydevice.checkpoint import Checkpoint, fetch_checkpoint, open_checkpoint
 from anydevice.dispatch import init_empty_weights, load_checkpoint_and_dispatch
 from anydevice.errors import CheckpointNotFoundError, MissingDependencyError, ModelError
 from anydevice.modules import Slot, as_dtype, exchange, iter_slots
+from anydevice.placement import check_budgets
 from anydevice.pretrained.keys import adapt
+from anydevice.transfer import read_prefetch_depth
 
 __all__ = ["from_pretrained"]
 
@@ -69,9 +71,11 @@ def from_pretrained(
         MissingDependencyError: transformers is not installed.
         CheckpointNotFoundError: no checkpoint or config there.
         CheckpointMismatchError: the checkpoint lacks weights of the model, or shapes differ.
-        DeviceMapError, BudgetError, UnknownDeviceError: see
+        SettingError, BudgetError, DeviceMapError, UnknownDeviceError: see
             `anydevice.load_checkpoint_and_dispatch`.
     """
+    read_prefetch_depth(dispatch_options.get("prefetch_depth", 1))  # before anything is downloaded
+    check_budgets(max_memory, dispatch_options.get("headroom"), dispatch_options.get("disk", True))
     transformers = _transformers()
     folder = fetch_checkpoint(path_or_repo, revision=revision, token=token, variant=variant)
     if config is None:

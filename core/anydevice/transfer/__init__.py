@@ -3,6 +3,7 @@
 from anydevice.transfer.carrying import carry, page_lock
 from anydevice.transfer.engine import Engine
 from anydevice.transfer.profile import TransferProfile, UnitTransfers, profile_transfers
+from anydevice.transfer.settings import read_prefetch_depth
 from anydevice.transfer.unit import Unit
 
 __all__ = [
@@ -13,4 +14,5 @@ __all__ = [
     "carry",
     "page_lock",
     "profile_transfers",
+    "read_prefetch_depth",
 ]

@@ -11,11 +11,12 @@ from typing import Any, Final
 
 import torch
 
-from anydevice.devices import CPU, Device, DeviceLike, same_devices
+from anydevice.devices import CPU, Device, DeviceLike
 from anydevice.modules import Slot
 from anydevice.transfer.order import Course, Lap
 from anydevice.transfer.reading import page_faults
 from anydevice.transfer.runtime import Runtime
+from anydevice.transfer.settings import read_pin_budget, read_prefetch_depth, read_room
 from anydevice.transfer.shipment import Shipment
 from anydevice.transfer.unit import Unit
 from anydevice.transfer.visit import Visit
@@ -30,28 +31,28 @@ class Engine:
 
     Args:
         prefetch_depth: how many units may travel ahead of the one that computes; 0 for none.
-        room: bytes kept free on each executing device for visiting units, by any spelling of the
-            device; None, or a device that is not named, stands for half of what is free when the
-            first unit comes. What must be there is brought whatever the room.
-        pin_budget: bytes of host memory that may be page-locked for resting weights; None for half
-            of what is free when it is first needed.
+        room: bytes, or such as ``"2GiB"``, kept free on each executing device for visiting units,
+            by any spelling of the device; None, or a device that is not named, stands for half of
+            what is free when the first unit comes. What must be there is brought whatever the room.
+        pin_budget: bytes, or such as ``"16GiB"``, of host memory that may be page-locked for
+            resting weights; None for half of what is free when it is first needed.
 
     Raises:
-        ValueError: ``prefetch_depth`` is negative.
+        SettingError: ``prefetch_depth`` is not a whole number from 0 up.
+        BudgetError: a size cannot be read.
+        UnknownDeviceError: a device of ``room`` cannot be read.
     """
 
     def __init__(
         self,
         *,
         prefetch_depth: int = 1,
-        room: Mapping[DeviceLike, int] | Mapping[Device, int] | None = None,
-        pin_budget: int | None = None,
+        room: Mapping[DeviceLike, int | str] | Mapping[Device, int] | None = None,
+        pin_budget: int | str | None = None,
     ) -> None:
-        if prefetch_depth < 0:
-            raise ValueError(f"prefetch_depth={prefetch_depth}: 0 or more units travel ahead")
-        self.prefetch_depth = prefetch_depth
-        self.room = same_devices(room, "room") if room is not None else None
-        self.pin_budget = pin_budget
+        self.prefetch_depth = read_prefetch_depth(prefetch_depth)
+        self.room = read_room(room)
+        self.pin_budget = read_pin_budget(pin_budget)
         self._reset()
 
     def _reset(self) -> None:

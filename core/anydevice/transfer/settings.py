@@ -1,0 +1,61 @@
+"""The engine's settings: read before anything moves."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+from anydevice.devices import Device, same_devices
+from anydevice.errors import BudgetError, SettingError
+from anydevice.text import parse_bytes
+
+__all__ = ["read_pin_budget", "read_prefetch_depth", "read_room"]
+
+
+def read_prefetch_depth(depth: Any) -> int:
+    """Read how many units travel ahead.
+
+    Raises:
+        SettingError: it is not a whole number from 0 up.
+    """
+    try:
+        number = -1 if isinstance(depth, bool) else operator.index(depth)
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise SettingError(
+            f"prefetch_depth={depth!r}: it is how many units travel ahead, 0, 1, 2 ..."
+        )
+    return number
+
+
+def read_room(room: Mapping[Any, Any] | None) -> dict[Device, int] | None:
+    """Read the bytes kept free for visitors.
+
+    Raises:
+        BudgetError: a size cannot be read.
+        UnknownDeviceError: a device cannot be read, or is named twice.
+    """
+    if room is None:
+        return None
+    if not isinstance(room, Mapping):
+        raise BudgetError(f"room is {room!r}; it must be a dict of device to size")
+    sizes = {key: _read(size, f"room[{key!r}]") for key, size in room.items()}
+    return same_devices(sizes, "room")
+
+
+def read_pin_budget(size: Any) -> int | None:
+    """Read how much host memory may be page-locked.
+
+    Raises:
+        BudgetError: the size cannot be read.
+    """
+    return None if size is None else _read(size, "pin_budget")
+
+
+def _read(size: Any, where: str) -> int:
+    try:
+        return parse_bytes(size)
+    except BudgetError as error:
+        raise BudgetError(f"{where}: {error}") from None
