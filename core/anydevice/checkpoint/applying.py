@@ -27,10 +27,11 @@ from anydevice.checkpoint.matching import Plan, Target
 from anydevice.checkpoint.mismatch import require_match
 from anydevice.checkpoint.progress import Progress, touch
 from anydevice.checkpoint.reading import Checkpoint
-from anydevice.checkpoint.sharing import separate
 from anydevice.checkpoint.shards import cut, put_local
+from anydevice.checkpoint.sharing import separate
 from anydevice.checkpoint.store import WeightSource, write_store
 from anydevice.checkpoint.streaming import DEFAULT_BUFFER_BYTES, Request, stream
+from anydevice.checkpoint.ties import broken_ties
 from anydevice.devices import CPU, DISK, Device
 from anydevice.errors import AnyDeviceError, CheckpointError, DoesNotFitError, OffloadStoreError
 from anydevice.modules import exchange
@@ -53,7 +54,8 @@ class LoadReport:
         mapped_bytes: that are views of the checkpoint's files.
         read_bytes: that were read, cast or moved.
         written_bytes: that were written to the offload folder.
-        missing: names that the model has and the checkpoint lacks.
+        missing: names that the model has and the checkpoint lacks; those of buffers that are not
+            persistent only where they are left on meta.
         unexpected: names that the checkpoint has and the model lacks.
     """
 
@@ -98,7 +100,9 @@ class Loading:
         self.bar = bar
         self.values: dict[Target, torch.Tensor] = {}
         self.touched = False  # whether anything of the model has been changed
-        self.report = LoadReport(missing=list(plan.missing), unexpected=list(plan.unexpected))
+        self.report = LoadReport(
+            missing=[*plan.missing, *plan.left_on_meta], unexpected=list(plan.unexpected)
+        )
         self.ways: dict[Way, list[Target]] = {"map": [], "stream": [], "convert": [], "write": []}
         for target in plan.targets:
             self.ways[_way_of(target)].append(target)
@@ -106,6 +110,7 @@ class Loading:
 
     def _require(self) -> None:
         source, options = self.checkpoint.source, self.options
+        self._compare_ties()
         require_match(
             self.plan,
             self.model,
@@ -116,6 +121,20 @@ class Loading:
         if self.ways["write"] and options.offload_folder is None:
             raise OffloadStoreError(_no_folder(self.ways["write"]))
         _warn_of_unexpected(self.model, source, self.plan.unexpected)
+        if self.plan.left_on_meta:
+            names = list_some(self.plan.left_on_meta)
+            _log.warning(
+                "%s of %s stay on meta: %s has none", names, type(self.model).__name__, source
+            )
+
+    def _compare_ties(self) -> None:
+        """Say what would be dropped without a word; it is a fault when ``strict``."""
+        strict, source = self.options.strict, self.checkpoint.source
+        for line in broken_ties(self.plan, self.checkpoint, whole=strict):
+            if strict:
+                self.plan.mismatched.append(line)
+            else:
+                _log.warning("%s: %s; those of the latter are taken", source, line)
 
     def prepare(self) -> None:
         """Get all values; the model is not changed, but for memory that it has for them.

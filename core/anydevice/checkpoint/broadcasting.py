@@ -64,6 +64,7 @@ def load_from_rank0(
     loading: Loading | None = None
     with _Agreement("prepare for the checkpoint") as agreement:
         plan = plan_for(source)
+        _require_rows(plan)
         kind = Loading if dist.get_rank() == 0 else _Receiving
         loading = kind(model, source, plan, options, bar)
     agreement.require()
@@ -125,7 +126,7 @@ def _open(find: Callable[[], Checkpoint]) -> Checkpoint:
     if dist.get_rank() == 0:
         try:
             source = find()
-            entries = [(n, i.dtype, i.shape) for n, i in source.items()]
+            entries = [(n, i.dtype, i.shape, i.form) for n, i in source.items()]
             content = [("opened", source.source, entries, dict(source.extras))]
         except Exception as error:  # noqa: BLE001 - the others must be told of any
             failure = error
@@ -144,12 +145,15 @@ class _Described(Checkpoint):
     def __init__(
         self,
         source: str,
-        entries: list[tuple[str, torch.dtype, tuple[int, ...]]],
+        entries: list[tuple[str, torch.dtype, tuple[int, ...], str | None]],
         extras: dict[str, Any],
     ) -> None:
         self.source = source
         self.extras = extras
-        self._infos = {n: TensorInfo.describe(d, s, source) for n, d, s in entries}
+        self._infos = {
+            n: TensorInfo.describe(dtype, shape, source, form=form)
+            for n, dtype, shape, form in entries
+        }
         self.tensors: dict[str, torch.Tensor] = {}
 
     def __getitem__(self, name: str) -> TensorInfo:
@@ -163,6 +167,15 @@ class _Described(Checkpoint):
 
     def tensor(self, name: str) -> torch.Tensor:
         return self.tensors[name]
+
+
+def _require_rows(plan: Plan) -> None:
+    for target in plan.targets:
+        if target.info.form is not None:
+            raise ModelError(
+                f"{target.name} is {target.info.form} in the checkpoint, which cannot be sent: "
+                "load it on each rank, without broadcast_from_rank0"
+            )
 
 
 def _wanted_by_any(source: Checkpoint, plan: Plan) -> list[str]:
@@ -285,6 +298,9 @@ class _Receiving(Loading):
     """Loading on a rank that has no checkpoint."""
 
     checkpoint: _Described
+
+    def _compare_ties(self) -> None:
+        """Rank 0 does, which has the values."""
 
     def receive(self, messages: list[_Message], channel: _Channel) -> None:
         """Take part in all broadcasts, and keep what is this rank's.

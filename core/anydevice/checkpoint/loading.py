@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from anydevice.checkpoint.applying import Loading, LoadOptions, LoadReport, collector_paused
-from anydevice.checkpoint.matching import Casting, Plan, make_plan
+from anydevice.checkpoint.casting import Casting
+from anydevice.checkpoint.matching import Plan, make_plan
 from anydevice.checkpoint.progress import Progress
 from anydevice.checkpoint.reading import Checkpoint, open_checkpoint
 from anydevice.checkpoint.streaming import DEFAULT_BUFFER_BYTES

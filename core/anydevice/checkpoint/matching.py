@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch import nn
 
 from anydevice import registry
+from anydevice.checkpoint.casting import Casting, short
+from anydevice.checkpoint.forms import fault_of_form
 from anydevice.checkpoint.info import TensorInfo
 from anydevice.checkpoint.reading import Checkpoint
 from anydevice.checkpoint.shards import Part, info_of_part, is_sharded, mesh_device, own_part
-from anydevice.devices import CPU, META, Device, parse_device, resolve_device
+from anydevice.devices import CPU, DISK, META, Device, parse_device, resolve_device
 from anydevice.errors import DeviceMapError, ModelError
-from anydevice.modules import Slot, as_dtype
+from anydevice.modules import Slot
 from anydevice.placement import DeviceMap
 from anydevice.sizes import tie_groups
 
-__all__ = ["Casting", "ExtraState", "Plan", "Target", "make_plan"]
+__all__ = ["ExtraState", "Plan", "Target", "make_plan"]
 
 EXTRA_STATE: Final = "_extra_state"
 #: A counter that checkpoints of before torch 0.4.1 lack; torch's own loader fills it in too.
 _LATE_COUNTER: Final = "num_batches_tracked"
 #: Scales of 8-bit weights stand beside them under this name, and are kept as an attribute of them.
 _EIGHT_BIT_SCALE: Final = "SCB"
+#: What quantizers append to the name of a weight of 8-bit floats for that of its scale.
+_SCALE_ENDS: Final = ("_scale_inv", "_scale", "._scale")
+#: Types of which nothing but an ordinary tensor can be.
+_PLAIN: Final = (nn.Parameter, torch.Tensor)
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -84,6 +90,8 @@ class Plan:
         ties: the other names of missing weights that are tied.
         unexpected: names that the checkpoint has and the model lacks.
         mismatched: what differs in shape or kind, one line each.
+        doubles: names of tied weights that are in the checkpoint beside the one that is loaded.
+        left_on_meta: buffers that no checkpoint need have and that stay without data.
     """
 
     targets: list[Target] = dataclasses.field(default_factory=list)
@@ -93,61 +101,8 @@ class Plan:
     ties: dict[str, list[str]] = dataclasses.field(default_factory=dict)
     unexpected: list[str] = dataclasses.field(default_factory=list)
     mismatched: list[str] = dataclasses.field(default_factory=list)
-
-
-class Casting:
-    """In which dtype each weight is held.
-
-    Args:
-        dtype: for weights of floating point; None keeps the model's, ``"auto"`` the file's.
-        keep_in_fp32_modules: names of modules whose weights are held in float32.
-        any_kind: let integers stand where the model has floating point, as 8-bit models do.
-
-    Raises:
-        ModelError: it is no dtype, or not one of floating point.
-    """
-
-    def __init__(
-        self,
-        dtype: str | torch.dtype | None = None,
-        keep_in_fp32_modules: Collection[str] | None = None,
-        any_kind: bool = False,
-    ) -> None:
-        self.keeps_files = dtype == "auto"
-        self.dtype = None if dtype is None or self.keeps_files else as_dtype(dtype)
-        if self.dtype is not None and not self.dtype.is_floating_point:
-            raise ModelError(f"dtype={dtype!r}: weights are cast to types of floating point only")
-        self.float32_parts = [f".{part}." for part in keep_in_fp32_modules or ()]
-        self.any_kind = any_kind
-
-    def result(self, name: str, info: TensorInfo, old: torch.Tensor) -> torch.dtype | None:
-        """The dtype of a weight once loaded; None when the model's kind of number is another."""
-        if info.dtype is not old.dtype:
-            if _kind(info.dtype) != _kind(old.dtype):
-                # A subclass of Parameter knows best what it can hold.
-                plain = type(old) in (nn.Parameter, torch.Tensor)
-                return None if plain and not self.any_kind else info.dtype
-            if not info.dtype.is_floating_point:
-                return _exact(info.dtype, old.dtype)
-        elif not info.dtype.is_floating_point:
-            return info.dtype
-        if self.float32_parts and any(part in f".{name}." for part in self.float32_parts):
-            return torch.float32
-        if self.keeps_files or (info.dtype == old.dtype and info.dtype.itemsize == 1):
-            return info.dtype  # 8-bit floats mean nothing without their scales: not to be cast
-        return self.dtype or old.dtype
-
-
-def _kind(dtype: torch.dtype) -> str:
-    return "float" if dtype.is_floating_point else "complex" if dtype.is_complex else "integer"
-
-
-def _exact(dtype: torch.dtype, wanted: torch.dtype) -> torch.dtype | None:
-    """``wanted``, where it has room for every value of ``dtype``."""
-    try:
-        return wanted if torch.promote_types(dtype, wanted) == wanted else None
-    except RuntimeError:  # types that torch can hold but not compute with
-        return wanted if dtype == wanted else None
+    doubles: dict[str, list[str]] = dataclasses.field(default_factory=dict)
+    left_on_meta: list[str] = dataclasses.field(default_factory=list)
 
 
 def make_plan(
@@ -180,6 +135,7 @@ def make_plan(
         _plan_group(plan, checkpoint, group, casting, places, used)
     _plan_extra_states(plan, model, checkpoint, used)
     _attach_scales(plan, checkpoint, used)
+    _require_no_scales(plan, checkpoint, used)
     plan.unexpected = [n for n in (*checkpoint, *checkpoint.extras) if n not in used]
     return plan
 
@@ -203,6 +159,8 @@ def _plan_group(
     if not present:
         if expected:
             _note_missing(plan, expected, slot)
+        elif old.is_meta:
+            plan.left_on_meta.append(first)
         return
     name = present[0]
     info = checkpoint[name]
@@ -215,14 +173,19 @@ def _plan_group(
             for other in ([name] if shape is None else []) + others
         ]
         return
-    dtype = casting.result(first, info, old)
+    fault = None
+    if info.form is not None or type(old) not in _PLAIN or old.layout is not torch.strided:
+        fault = fault_of_form(name, info, old)
+    dtype = None if fault else casting.result(first, info, old)
     if dtype is None:
-        plan.mismatched.append(
-            f"{name} holds {_short(info.dtype)} in the checkpoint and {_short(old.dtype)} in the "
-            "model, which is another kind of number (a quantized checkpoint?)"
-        )
+        plan.mismatched.append(fault or casting.fault(name, info, old))
         return
+    if len(present) > 1:
+        plan.doubles[name] = present[1:]
     device = places.of(first, slot, old)
+    if info.form is not None and device == DISK:
+        plan.mismatched.append(f"{name} is {info.form}, which cannot rest on the disk")
+        return
     if device.is_accelerator:
         _require_support(first, device, dtype)
     part = None
@@ -276,6 +239,23 @@ def _attach_scales(plan: Plan, checkpoint: Checkpoint, used: set[str]) -> None:
             target.scale = scale
 
 
+def _require_no_scales(plan: Plan, checkpoint: Checkpoint, used: set[str]) -> None:
+    """Refuse to cast 8-bit floats whose scales stand beside them: without, the values are wrong."""
+    for target in plan.targets:
+        dtype = target.info.dtype
+        if target.dtype is dtype or dtype.itemsize > 1 or not dtype.is_floating_point:
+            continue
+        path, _, leaf = target.name.rpartition(".")
+        names = [f"{target.name}{end}" for end in _SCALE_ENDS] + [f"{path}.scale_{leaf}"]
+        scale = next((n for n in names if n in checkpoint and n not in used), None)
+        if scale is not None:
+            plan.mismatched.append(
+                f"{target.name} holds {short(dtype)}, which would be cast to {short(target.dtype)} "
+                f"without its scale {scale}, for which the model has no place: load it with the "
+                "library that quantized it, or keep the file's dtype with dtype='auto'"
+            )
+
+
 # ---------------------------------------------------------------------- places
 
 
@@ -309,10 +289,6 @@ def _require_support(name: str, device: Device, dtype: torch.dtype) -> None:
     if registry.get_backend(device.type).supports_dtype(dtype):
         return
     raise ModelError(
-        f"{name} would be {_short(dtype)} on {device}, which does not support it: give another "
+        f"{name} would be {short(dtype)} on {device}, which does not support it: give another "
         "dtype=, or place it on the CPU"
     )
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

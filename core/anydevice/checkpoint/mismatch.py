@@ -23,14 +23,15 @@ def require_match(
 
     Raises:
         CheckpointMismatchError: shapes differ; or weights are missing and were not allowed to; or,
-            when ``strict``, any name is missing or unexpected.
+            when ``strict``, any name is missing or unexpected, or a buffer stays on meta.
     """
     missing = plan.missing
     if not strict:
         missing = [n for n in missing if n.rpartition(".")[2] != EXTRA_STATE]
     faulty_missing = bool(missing) and (strict or not allow_missing)
     faulty_unexpected = bool(plan.unexpected) and strict
-    if not (faulty_missing or faulty_unexpected or plan.mismatched):
+    empty = plan.left_on_meta if strict and not allow_missing else []
+    if not (faulty_missing or faulty_unexpected or plan.mismatched or empty):
         return
     parts = [f"{source} does not fit {type(model).__name__}:"]
     if faulty_missing:
@@ -41,6 +42,12 @@ def require_match(
         parts.append(f"{len(plan.mismatched)} that differ: {_list(plan.mismatched, '; ')}.")
     if plan.unexpected and (strict or faulty_missing):
         parts.append(f"{len(plan.unexpected)} unexpected: {_list(plan.unexpected)}.")
+    if empty:
+        parts.append(
+            f"{len(empty)} buffers stay on meta, as no checkpoint need have them: {_list(empty)}. "
+            "Create the model with its buffers real (init_empty_weights() does), or give "
+            "allow_missing=True and fill them in yourself."
+        )
     parts.append(_advice(missing if faulty_missing else [], plan.unexpected, strict))
     raise CheckpointMismatchError(" ".join(part for part in parts if part))
 

@@ -1,0 +1,109 @@
+"""In which dtype each weight is held once loaded."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection
+
+import torch
+from torch import nn
+
+from anydevice.checkpoint.info import TensorInfo
+from anydevice.errors import ModelError
+from anydevice.modules import as_dtype
+
+__all__ = ["Casting", "short"]
+
+
+class Casting:
+    """In which dtype each weight is held.
+
+    Args:
+        dtype: for weights of floating point; None keeps the model's, ``"auto"`` the file's.
+        keep_in_fp32_modules: names of modules whose weights are held in float32.
+        any_kind: let integers stand where the model has floating point, as 8-bit models do.
+
+    Raises:
+        ModelError: it is no dtype, or not one of floating point.
+    """
+
+    def __init__(
+        self,
+        dtype: str | torch.dtype | None = None,
+        keep_in_fp32_modules: Collection[str] | None = None,
+        any_kind: bool = False,
+    ) -> None:
+        self.keeps_files = dtype == "auto"
+        self.dtype = None if dtype is None or self.keeps_files else as_dtype(dtype)
+        if self.dtype is not None and not self.dtype.is_floating_point:
+            raise ModelError(f"dtype={dtype!r}: weights are cast to types of floating point only")
+        self.float32_parts = [f".{part}." for part in keep_in_fp32_modules or ()]
+        self.any_kind = any_kind
+
+    def result(self, name: str, info: TensorInfo, old: torch.Tensor) -> torch.dtype | None:
+        """The dtype of a weight once loaded; None when there is none: `fault` says why."""
+        if info.dtype is not old.dtype:
+            if _kind(info.dtype) != _kind(old.dtype):
+                # A subclass of Parameter knows best what it can hold.
+                plain = type(old) in (nn.Parameter, torch.Tensor)
+                return None if plain and not self.any_kind else info.dtype
+            if not info.dtype.is_floating_point:
+                return _exact(info.dtype, old.dtype)
+        elif not info.dtype.is_floating_point:
+            return info.dtype
+        wanted = self._wanted(name, info, old)
+        return wanted if wanted is info.dtype or _can_cast(info.dtype, wanted) else None
+
+    def _wanted(self, name: str, info: TensorInfo, old: torch.Tensor) -> torch.dtype:
+        """The dtype of a weight of floating point, whether torch has the cast or not."""
+        if self.float32_parts and any(part in f".{name}." for part in self.float32_parts):
+            return torch.float32
+        if self.keeps_files or (info.dtype == old.dtype and info.dtype.itemsize == 1):
+            return info.dtype  # 8-bit floats mean nothing without their scales: not to be cast
+        return self.dtype or old.dtype
+
+    def fault(self, name: str, info: TensorInfo, old: torch.Tensor) -> str:
+        """Why `result` is None."""
+        held = f"{name} holds {short(info.dtype)} in the checkpoint"
+        if _kind(info.dtype) != _kind(old.dtype):
+            return (
+                f"{held} and {short(old.dtype)} in the model, which is another kind of number "
+                "(a quantized checkpoint?)"
+            )
+        if not info.dtype.is_floating_point:
+            return (
+                f"{held} and {short(old.dtype)} in the model, which cannot hold all its values: "
+                f"make it {short(info.dtype)} in the model"
+            )
+        return (
+            f"{held}, which torch cannot cast to {short(self._wanted(name, info, old))}: a model "
+            "that computes with it takes it as it is with dtype='auto', outside of "
+            "keep_in_fp32_modules"
+        )
+
+
+def _kind(dtype: torch.dtype) -> str:
+    return "float" if dtype.is_floating_point else "complex" if dtype.is_complex else "integer"
+
+
+def _exact(dtype: torch.dtype, wanted: torch.dtype) -> torch.dtype | None:
+    """``wanted``, where it has room for every value of ``dtype``."""
+    try:
+        return wanted if torch.promote_types(dtype, wanted) == wanted else None
+    except RuntimeError:  # types that torch can hold but not compute with
+        return wanted if dtype == wanted else None
+
+
+@functools.cache
+def _can_cast(dtype: torch.dtype, wanted: torch.dtype) -> bool:
+    """Whether torch has the cast; it lacks those of packed types."""
+    try:
+        torch.zeros(dtype.itemsize, dtype=torch.uint8, device="cpu").view(dtype).to(wanted)
+    except (RuntimeError, NotImplementedError):
+        return False
+    return True
+
+
+def short(dtype: torch.dtype) -> str:
+    """Its name without ``torch.``."""
+    return str(dtype).removeprefix("torch.")
