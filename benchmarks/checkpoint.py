@@ -69,16 +69,12 @@ def plain_copy(nbytes: int) -> float:
     return best_of(3, lambda: target.copy_(source)) * nbytes / step
 
 
-def plain_write(nbytes: int, path: Path, sync: bool) -> float:
+def plain_write(nbytes: int, path: Path) -> None:
     """Write as many bytes to one file."""
     block = memoryview(os.urandom(1 << 20))
-    clock = Clock()
     with open(path, "wb", buffering=0) as file:
         for start in range(0, nbytes, len(block)):
             file.write(block[: nbytes - start])
-        if sync:
-            os.fsync(file.fileno())
-    return clock()
 
 
 def bytes_in(folder: Path) -> int:
@@ -202,7 +198,8 @@ def disk(side: str, size: str, folder: Path) -> Mapping[str, float]:
 
 @suite.case(
     "disk_offload of a model in memory",
-    Metric("write", "to return (ours: safe on the disk)", target=0.25, limit="write_synced"),
+    Metric("write", "to return", target=0.25, limit="write"),
+    Metric("synced", "until all is on the disk", limit="synced"),
     Metric("written", "bytes written", "B"),
     sides=WITH_LIMIT,
 )
@@ -212,14 +209,17 @@ def disk_write(side: str, size: str, folder: Path) -> Mapping[str, float]:
     model = Stack(width, depth, words)
     with new_folder(folder) as offload:
         # A virtual machine is slow with memory that it never used: let it have the pages before.
-        plain_write(nbytes, offload / "plain", sync=True)
+        plain_write(nbytes, offload / "plain")
         (offload / "plain").unlink()
         os.sync()
-        if side == LIMIT:
-            return {"write_synced": plain_write(nbytes, offload / "plain", sync=True)}
         clock = Clock()
-        library(side).disk_offload(model, offload, execution_device=torch.device("cpu"))
-        return {"write": clock(), "written": bytes_in(offload)}
+        if side == LIMIT:
+            plain_write(nbytes, offload / "plain")
+        else:
+            library(side).disk_offload(model, offload, execution_device=torch.device("cpu"))
+        numbers = {"write": clock()}
+        os.sync()
+        return {**numbers, "synced": clock(), "written": bytes_in(offload)}
 
 
 @suite.case(

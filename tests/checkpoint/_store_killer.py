@@ -70,6 +70,14 @@ def heals(folder):
     return right(store) and len(names) == 5 and not any(n.endswith(".tmp") for n in names)
 
 
+def write_and_sync(folder):
+    """Write a store, and wait until it is on the disk."""
+    write_store(folder, WEIGHTS)
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread():
+            thread.join()
+
+
 def killed_at_each_step(root):
     """SIGKILL before the n-th system call that changes the folder, for every n."""
     states = []
@@ -78,18 +86,17 @@ def killed_at_each_step(root):
 
         def work(folder=folder, step=step):
             left = [step]
-            for name in ("write", "fsync", "replace", "unlink", "mkdir"):
+            for name in ("write", "replace", "unlink", "mkdir", "pwrite"):
                 real = getattr(os, name)
 
                 def counted(*args, real=real, **kwargs):
-                    # Early syncs come by time, not by step.
-                    left[0] -= not threading.current_thread().name.startswith("anydevice-sync")
+                    left[0] -= 1
                     if left[0] == 0:
                         os.kill(os.getpid(), signal.SIGKILL)
                     return real(*args, **kwargs)
 
                 setattr(os, name, counted)
-            write_store(folder, WEIGHTS)
+            write_and_sync(folder)
 
         if wait(spawn(work)) == 0:
             break
@@ -107,7 +114,7 @@ def killed_at_random(root):
         def work(folder=folder):
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.setitimer(signal.ITIMER_REAL, random.uniform(0.0005, 0.05))
-            write_store(folder, WEIGHTS)
+            write_and_sync(folder)
 
         ended = wait(spawn(work))
         found = state(folder)

@@ -10,7 +10,7 @@ The manifest is written last and renamed into place. So a folder without one is 
 file that the manifest does not name is not part of it: what a killed writer left is removed by the
 next one. A file that is named is never written to again. Writers take turns by a lock on the
 folder, which the system drops when its holder dies. Readers need no lock: whatever a manifest
-names was in place, and synced, before it.
+names was in place before it. When the machine itself may have stopped, see `store_syncing`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ from anydevice.checkpoint.store_manifest import (
     Entry,
     Manifest,
     StoredFile,
+    current_boot,
 )
+from anydevice.checkpoint.store_syncing import Syncing
 from anydevice.checkpoint.store_writing import (
     nothing_left_on_error,
     remove_data_files,
@@ -115,8 +117,9 @@ def open_store(folder: str | os.PathLike[str]) -> OffloadStore:
         manifest = Manifest.read(path)
     except OSError:
         raise OffloadStoreError(
-            f"{path} is not a complete offload store: it has no {MANIFEST_NAME}. Writing "
-            "it was cut short, or it is another folder. Offload the model again."
+            f"{path} is not a complete offload store: it has no {MANIFEST_NAME}, or one that was "
+            "not yet safe when the machine stopped. Writing it was cut short, or it is another "
+            "folder. Offload the model again."
         ) from None
     for file in manifest.files:
         file.check(path)
@@ -130,7 +133,8 @@ def write_store(
 
     What a complete store of the same model holds is reused, without writing; only what it lacks is
     added (another device map sends other weights to the disk). What an interrupted writer left is
-    removed. On return the bytes are on the disk; if it raises, no new file is left.
+    removed. On return the store is complete, also if this process is killed; a thread brings it to
+    the disk, so that it lasts when the machine stops. If it raises, no new file is left.
 
     Args:
         folder: made when needed. One folder is for the weights of one model.
@@ -149,17 +153,17 @@ def write_store(
     for name, value in tensors.items():
         require_storable(name, value)
     try:
-        entries = _usable(path, tensors).entries
-        if not entries.keys() >= tensors.keys() or not (path / MANIFEST_NAME).exists():
+        manifest = _usable(path, tensors)
+        if not manifest.entries.keys() >= tensors.keys() or not (path / MANIFEST_NAME).exists():
             path.mkdir(parents=True, exist_ok=True)
             with filelock.FileLock(path / LOCK_NAME):
                 # Another process may have written while this one waited: look once more.
-                entries = _add_missing(path, _usable(path, tensors), tensors, point).entries
+                manifest = _add_missing(path, _usable(path, tensors), tensors, point)
     except OSError as error:
         if isinstance(error, AnyDeviceError):
             raise
         raise OffloadStoreError(f"cannot write to the offload folder {path}: {error}") from error
-    return OffloadStore(path, Manifest({name: entries[name] for name in tensors}))
+    return OffloadStore(path, Manifest({name: manifest.entries[name] for name in tensors}))
 
 
 def _add_missing(
@@ -173,9 +177,18 @@ def _add_missing(
         if name not in entries and point and (entry := _point_to(value)) is not None:
             entries[name] = entry
     missing = {name: value for name, value in tensors.items() if name not in entries}
-    with nothing_left_on_error(folder, kept, missing):
-        manifest = Manifest(entries | write_files(folder, kept, missing))
-        write_atomically(folder / MANIFEST_NAME, manifest.dump())
+    with nothing_left_on_error(folder, kept, missing), Syncing() as syncing:
+        entries |= write_files(folder, kept, missing, syncing)
+        manifest = Manifest(entries, current_boot())
+        if manifest.boot is None:
+            syncing.wait()
+            write_atomically(folder / MANIFEST_NAME, manifest.dump(), synced=True)
+        else:
+            for file in old.files if old.boot else ():
+                if not os.path.isabs(file.path):  # the writer before may not have come to this
+                    syncing.take(os.open(folder / file.path, os.O_RDONLY))
+            write_atomically(folder / MANIFEST_NAME, manifest.dump(), synced=False)
+            syncing.finish(folder, manifest)
     return manifest
 
 
@@ -217,7 +230,8 @@ def _usable(folder: Path, tensors: Mapping[str, Storable]) -> Manifest:
             "Remove it, or name another folder."
         )
     whole = {file for file in manifest.files if _is_whole(file, folder)}
-    return Manifest({n: entry for n, entry in manifest.entries.items() if entry.file in whole})
+    entries = {name: e for name, e in manifest.entries.items() if e.file in whole}
+    return Manifest(entries, manifest.boot)
 
 
 def _is_whole(file: StoredFile, folder: Path) -> bool:

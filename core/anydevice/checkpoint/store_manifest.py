@@ -9,6 +9,7 @@ one that was replaced, cut or removed is noticed.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -22,12 +23,24 @@ import torch
 from anydevice.checkpoint.strict_json import parse_json
 from anydevice.errors import OffloadStoreError
 
-__all__ = ["DATA_PREFIX", "LOCK_NAME", "MANIFEST_NAME", "Entry", "Manifest", "StoredFile"]
+__all__ = [
+    "DATA_PREFIX",
+    "LOCK_NAME",
+    "MANIFEST_NAME",
+    "SYNCED_AT",
+    "Entry",
+    "Manifest",
+    "StoredFile",
+    "current_boot",
+]
 
 MANIFEST_NAME: Final = "anydevice-offload.json"
 LOCK_NAME: Final = "anydevice-offload.lock"
 #: Every data file that anydevice writes to an offload folder begins so, and no other file does.
 DATA_PREFIX: Final = "anydevice-offload-"
+
+#: Where in a manifest's file the digit is that says whether all is on the disk: 0 or 1.
+SYNCED_AT: Final = len('{"synced": ')
 
 _FORMAT: Final = "anydevice offload store"
 _VERSION: Final = 1
@@ -105,9 +118,16 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """All weights of a store, by name."""
+    """What a store holds.
+
+    Attributes:
+        entries: all weights, by name.
+        boot: the run of the machine in which it was written, while it may be in the system's memory
+            alone; None once it is on the disk.
+    """
 
     entries: Mapping[str, Entry]
+    boot: str | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -138,23 +158,29 @@ class Manifest:
         data = {
             "format": _FORMAT,
             "version": _VERSION,
+            "boot": self.boot,
             "fingerprint": self.fingerprint,
             "files": [dataclasses.asdict(file) for file in numbers],
             "tensors": tensors,
         }
-        return json.dumps({**data, "digest": _digest(data)}).encode()
+        synced = {"synced": int(self.boot is None)}  # first: it is changed in place
+        return json.dumps({**synced, **data, "digest": _digest(data)}).encode()
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
         """Read the manifest of a folder.
 
         Raises:
-            FileNotFoundError: there is none.
+            FileNotFoundError: there is none; or the machine stopped before it was on the disk.
             OffloadStoreError: it is not a manifest, or contradicts itself.
         """
         path = folder / MANIFEST_NAME
         try:
-            data = parse_json(path.read_bytes(), str(path))
+            raw = path.read_bytes()
+            if not raw.strip(b"\0"):  # so a loss of power can leave it
+                raise FileNotFoundError(f"{path} is empty")
+            data = parse_json(raw, str(path))
+            synced = data.pop("synced")
             if data["format"] != _FORMAT or data["version"] != _VERSION:
                 raise _broken(path, f"it is of version {data['version']!r}, known is {_VERSION}")
             if data.pop("digest") != _digest(data):
@@ -165,7 +191,20 @@ class Manifest:
             }
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise _broken(path, f"{type(error).__name__}: {error!s:.200}") from None
-        return cls(entries)
+        if synced == 1:
+            return cls(entries)
+        if data["boot"] is None or data["boot"] != current_boot():
+            raise FileNotFoundError(f"the machine stopped before {path} was on the disk")
+        return cls(entries, data["boot"])
+
+
+@functools.cache
+def current_boot() -> str | None:
+    """What tells this run of the machine from all others; None where the system does not say."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip() or None
+    except OSError:
+        return None
 
 
 def _digest(data: Mapping[str, Any]) -> str:

@@ -1,8 +1,8 @@
 """Writing weights to large safetensors files, at the disk's speed and in bounded memory.
 
 Bytes go from the tensors' own memory to the file in pieces; while one piece is written, the next is
-made (moved from its device, cast, checksummed). A file is written under a temporary name, synced
-and renamed, so a file with its final name is whole.
+made (moved from its device, cast, checksummed). A file is written under a temporary name and
+renamed, so a file with its final name is whole.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
@@ -30,6 +30,7 @@ from anydevice.checkpoint.store_bytes import (
     pieces_of,
 )
 from anydevice.checkpoint.store_manifest import DATA_PREFIX, MANIFEST_NAME, Entry, StoredFile
+from anydevice.checkpoint.store_syncing import Syncing, sync_folder
 from anydevice.errors import DiskFullError
 from anydevice.sizes import tie_key
 
@@ -66,9 +67,15 @@ _SAFETENSORS_NAMES: Final = {
 
 
 def write_files(
-    folder: Path, kept: Collection[str], values: Mapping[str, Storable]
+    folder: Path, kept: Collection[str], values: Mapping[str, Storable], syncing: Syncing
 ) -> dict[str, Entry]:
     """Write weights to new files in ``folder``, none named as one ``kept``; tied ones once.
+
+    Args:
+        folder: that is there.
+        kept: file names.
+        values: by name.
+        syncing: brings the files to the disk.
 
     Returns:
         Where each weight is.
@@ -83,8 +90,7 @@ def write_files(
     written: dict[str, Entry] = {}
     for group in _group(unique):
         path = folder / next(free)
-        written |= _write_file(path, {name: unique[name] for name in group})
-    _sync_folder(folder)
+        written |= _write_file(path, {name: unique[name] for name in group}, syncing)
     return {name: written[owner[name]] for name in values}
 
 
@@ -126,29 +132,25 @@ def remove_data_files(folder: Path, kept: Collection[str]) -> None:
                 path.unlink(missing_ok=True)
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write a small file so that it is there whole or not at all, also after a loss of power."""
+def write_atomically(path: Path, data: bytes, *, synced: bool) -> None:
+    """Write a small file so that it is there whole or not at all.
+
+    Args:
+        path: of the file.
+        data: its bytes.
+        synced: whether that shall hold after a loss of power too.
+    """
     temporary = path.with_name(path.name + _TEMPORARY)
     descriptor = _create(temporary)
     try:
         _write_all(descriptor, memoryview(data))
-        os.fsync(descriptor)
+        if synced:
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
     os.replace(temporary, path)
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make renames in a folder last; a system that cannot open folders needs no such thing."""
-    try:
-        descriptor = os.open(folder, os.O_RDONLY)
-    except (PermissionError, IsADirectoryError):
-        return
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    if synced:
+        sync_folder(path.parent)
 
 
 def _group(values: Mapping[str, Storable]) -> Iterator[list[str]]:
@@ -165,15 +167,15 @@ def _group(values: Mapping[str, Storable]) -> Iterator[list[str]]:
         yield sorted(group, key=lambda n: -values[n].dtype.itemsize)
 
 
-def _write_file(path: Path, values: Mapping[str, Storable]) -> dict[str, Entry]:
+def _write_file(path: Path, values: Mapping[str, Storable], syncing: Syncing) -> dict[str, Entry]:
     header, offsets = _header(values)
     temporary = path.with_name(path.name + _TEMPORARY)
     descriptor = _create(temporary)
     try:
         _write_all(descriptor, memoryview(header))
-        contents = _write_values(descriptor, values)
+        contents = _write_values(descriptor, values, syncing)
     finally:
-        os.close(descriptor)
+        syncing.take(descriptor)
     os.replace(temporary, path)
     file = StoredFile.of(path, path.name)
     return {
@@ -207,57 +209,29 @@ def _header(values: Mapping[str, Storable]) -> tuple[bytes, dict[str, int]]:
     )
 
 
-def _write_values(descriptor: int, values: Mapping[str, Storable]) -> dict[str, str]:
-    """Write all bytes in order, and sync them to the disk.
+def _write_values(
+    descriptor: int, values: Mapping[str, Storable], syncing: Syncing
+) -> dict[str, str]:
+    """Write all bytes in order; while this thread makes a piece, another writes the last one.
 
-    While this thread makes a piece, one writes the last piece and one lets the disk begin with what
-    is written: the system alone would begin with the sync at the end.
+    The disk begins with what is written at once: the system alone would begin much later.
     """
     contents: dict[str, str] = {}
-    with _Line("anydevice-write") as writing, _Line("anydevice-sync") as syncing:
+    with ThreadPoolExecutor(1, "anydevice-write") as pool:
+        writing: Future[None] | None = None
         for name, value in values.items():
             total = 0
             for piece in pieces_of(name, value):
-                writing.start(_write_piece, descriptor, piece)
-                if syncing.is_free:
-                    syncing.start(os.fsync, descriptor)
+                if writing is not None:
+                    writing.result()
+                writing = pool.submit(_write_piece, descriptor, piece)
+                syncing.begin(descriptor)
                 total = zlib.crc32(bytes_of(piece), total)
             identity = value.identity if isinstance(value, WeightSource) else None
             contents[name] = identity or as_checksum(total)
-        writing.wait()
-        # An error of the disk is told once: that of an early sync would not be told again.
-        syncing.wait()
-        os.fsync(descriptor)
+        if writing is not None:
+            writing.result()
     return contents
-
-
-class _Line:
-    """A thread that does one thing at a time. Leaving the context waits for it."""
-
-    def __init__(self, name: str) -> None:
-        self._pool = ThreadPoolExecutor(1, name)
-        self._work: Future[None] | None = None
-
-    @property
-    def is_free(self) -> bool:
-        return self._work is None or self._work.done()
-
-    def start(self, function: Callable[..., None], *args: object) -> None:
-        """Do something, once what went before is done; its error is raised here."""
-        self.wait()
-        self._work = self._pool.submit(function, *args)
-
-    def wait(self) -> None:
-        """Wait for what was started; its error is raised here."""
-        work, self._work = self._work, None
-        if work is not None:
-            work.result()
-
-    def __enter__(self) -> _Line:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._pool.shutdown()
 
 
 def _create(path: Path) -> int:
