@@ -19,6 +19,7 @@
     │   └── CheckpointMismatchError                keys, shapes or dtypes are not the model's
     ├── OffloadStoreError         (RuntimeError)   an offload folder that cannot be used
     │   └── DiskFullError         (OSError)        no room to write it
+    ├── OptionError               (ValueError)     an argument that cannot be used
     └── MissingDependencyError    (ImportError)    an optional package is needed
 
 Each also derives from the natural builtin, so code that catches ``ValueError`` or
@@ -95,6 +96,10 @@ class OffloadStoreError(AnyDeviceError, RuntimeError):
 
 class DiskFullError(OffloadStoreError, OSError):
     """No room on the disk; the message gives bytes needed and bytes free."""
+
+
+class OptionError(AnyDeviceError, ValueError):
+    """An argument that cannot be used; the message names it and says what is needed."""
 
 
 class MissingDependencyError(AnyDeviceError, ImportError):

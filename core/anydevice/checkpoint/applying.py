@@ -25,12 +25,13 @@ from anydevice.checkpoint.info import TensorInfo
 from anydevice.checkpoint.mapped import backing_of
 from anydevice.checkpoint.matching import Plan, Target
 from anydevice.checkpoint.mismatch import require_match
+from anydevice.checkpoint.options import LoadOptions
 from anydevice.checkpoint.progress import Progress, touch
 from anydevice.checkpoint.reading import Checkpoint
 from anydevice.checkpoint.shards import cut, put_local
 from anydevice.checkpoint.sharing import separate
 from anydevice.checkpoint.store import WeightSource, write_store
-from anydevice.checkpoint.streaming import DEFAULT_BUFFER_BYTES, Request, stream
+from anydevice.checkpoint.streaming import Request, stream
 from anydevice.checkpoint.ties import broken_ties
 from anydevice.devices import CPU, DISK, Device
 from anydevice.errors import AnyDeviceError, CheckpointError, DoesNotFitError, OffloadStoreError
@@ -38,7 +39,7 @@ from anydevice.modules import exchange
 from anydevice.tensors import move_tensor
 from anydevice.text import list_some
 
-__all__ = ["LoadOptions", "LoadReport", "Loading", "collector_paused", "memory_to_fill"]
+__all__ = ["LoadReport", "Loading", "collector_paused", "memory_to_fill"]
 
 #: How a weight gets its value: a view of its file; read through buffers; converted as a whole;
 #: written to the offload folder, and a view of that.
@@ -64,18 +65,6 @@ class LoadReport:
     written_bytes: int = 0
     missing: list[str] = dataclasses.field(default_factory=list)
     unexpected: list[str] = dataclasses.field(default_factory=list)
-
-
-@dataclasses.dataclass(frozen=True)
-class LoadOptions:
-    """Arguments of `load_checkpoint_in_model` that say how, not what."""
-
-    offload_folder: str | os.PathLike[str] | None = None
-    preload: bool = False
-    buffer_bytes: int = DEFAULT_BUFFER_BYTES
-    workers: int | None = None
-    strict: bool = False
-    allow_missing: bool = False
 
 
 class Loading:
@@ -118,8 +107,8 @@ class Loading:
             strict=options.strict,
             allow_missing=options.allow_missing,
         )
-        if self.ways["write"] and options.offload_folder is None:
-            raise OffloadStoreError(_no_folder(self.ways["write"]))
+        if self.ways["write"]:
+            _require_folder(options.offload_folder, self.ways["write"])
         _warn_of_unexpected(self.model, source, self.plan.unexpected)
         if self.plan.left_on_meta:
             names = list_some(self.plan.left_on_meta)
@@ -395,13 +384,17 @@ def _device_without_memory(plan: Plan, error: Exception) -> Device | None:
     return None
 
 
-def _no_folder(targets: list[Target]) -> str:
+def _require_folder(folder: str | os.PathLike[str] | None, targets: list[Target]) -> None:
+    if folder is not None:
+        if os.path.exists(folder) and not os.path.isdir(folder):
+            raise OffloadStoreError(f"offload_folder={os.fspath(folder)!r} is not a folder")
+        return
     first = targets[0]
     if first.is_cast:
         why = f"cast from {first.info.dtype} to {first.dtype}"
     else:
         why = "not in a file as plain bytes"
-    return (
+    raise OffloadStoreError(
         f"{len(targets)} weights are bound for the disk and must be written first ({first.name} is "
         f"{why}): give offload_folder=, or keep the file's dtype with dtype='auto'"
     )

@@ -17,9 +17,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from anydevice.checkpoint.applying import Loading, LoadOptions, LoadReport, memory_to_fill
+from anydevice.checkpoint.applying import Loading, LoadReport, memory_to_fill
 from anydevice.checkpoint.info import TensorInfo
 from anydevice.checkpoint.matching import Plan, Target
+from anydevice.checkpoint.options import LoadOptions
 from anydevice.checkpoint.progress import Progress
 from anydevice.checkpoint.reading import Checkpoint
 from anydevice.devices import CPU, DISK, Device

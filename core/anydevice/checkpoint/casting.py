@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from anydevice.checkpoint.info import TensorInfo
-from anydevice.errors import ModelError
+from anydevice.errors import ModelError, OptionError
 from anydevice.modules import as_dtype
 
 __all__ = ["Casting", "short"]
@@ -20,24 +20,25 @@ class Casting:
 
     Args:
         dtype: for weights of floating point; None keeps the model's, ``"auto"`` the file's.
-        keep_in_fp32_modules: names of modules whose weights are held in float32.
+        keep_in_fp32_modules: names of modules, or one name, whose weights are held in float32.
         any_kind: let integers stand where the model has floating point, as 8-bit models do.
 
     Raises:
         ModelError: it is no dtype, or not one of floating point.
+        OptionError: ``keep_in_fp32_modules`` are no names.
     """
 
     def __init__(
         self,
         dtype: str | torch.dtype | None = None,
-        keep_in_fp32_modules: Collection[str] | None = None,
+        keep_in_fp32_modules: Collection[str] | str | None = None,
         any_kind: bool = False,
     ) -> None:
         self.keeps_files = dtype == "auto"
-        self.dtype = None if dtype is None or self.keeps_files else as_dtype(dtype)
+        self.dtype = None if dtype is None or self.keeps_files else _dtype(dtype)
         if self.dtype is not None and not self.dtype.is_floating_point:
             raise ModelError(f"dtype={dtype!r}: weights are cast to types of floating point only")
-        self.float32_parts = [f".{part}." for part in keep_in_fp32_modules or ()]
+        self.float32_parts = [f".{part}." for part in _names(keep_in_fp32_modules)]
         self.any_kind = any_kind
 
     def result(self, name: str, info: TensorInfo, old: torch.Tensor) -> torch.dtype | None:
@@ -92,6 +93,23 @@ def _exact(dtype: torch.dtype, wanted: torch.dtype) -> torch.dtype | None:
         return wanted if torch.promote_types(dtype, wanted) == wanted else None
     except RuntimeError:  # types that torch can hold but not compute with
         return wanted if dtype == wanted else None
+
+
+def _dtype(dtype: str | torch.dtype) -> torch.dtype:
+    try:
+        return as_dtype(dtype)
+    except ModelError as error:
+        raise ModelError(f"dtype={dtype!r}: {error}") from None
+
+
+def _names(modules: Collection[str] | str | None) -> list[str]:
+    try:
+        names = [modules] if isinstance(modules, str) else list(modules or ())
+    except TypeError:
+        names = [modules]  # type: ignore[list-item]
+    if not all(isinstance(name, str) and name for name in names):
+        raise OptionError(f"keep_in_fp32_modules={modules!r}: names of modules are needed")
+    return names
 
 
 @functools.cache

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from anydevice.checkpoint.applying import Loading, LoadOptions, LoadReport, collector_paused
+from anydevice.checkpoint.applying import Loading, LoadReport, collector_paused
 from anydevice.checkpoint.casting import Casting
-from anydevice.checkpoint.matching import Plan, make_plan
+from anydevice.checkpoint.matching import Plan, dtypes_once_loaded, make_plan
+from anydevice.checkpoint.options import DEFAULT_BUFFER_BYTES, read_options, require_text
 from anydevice.checkpoint.progress import Progress
 from anydevice.checkpoint.reading import Checkpoint, open_checkpoint
-from anydevice.checkpoint.streaming import DEFAULT_BUFFER_BYTES
 from anydevice.placement import STRATEGIES, resolve_device_map
 
 __all__ = ["load_checkpoint_in_model"]
@@ -28,7 +28,7 @@ def load_checkpoint_in_model(
     dtype: str | torch.dtype | None = None,
     offload_state_dict: bool = False,
     offload_buffers: bool = False,
-    keep_in_fp32_modules: Collection[str] | None = None,
+    keep_in_fp32_modules: Collection[str] | str | None = None,
     offload_8bit_bnb: bool = False,
     strict: bool = False,
     full_state_dict: bool = True,
@@ -41,7 +41,7 @@ def load_checkpoint_in_model(
     allow_missing: bool = False,
     preload: bool = False,
     progress: bool = False,
-    buffer_bytes: int = DEFAULT_BUFFER_BYTES,
+    buffer_bytes: int | str = DEFAULT_BUFFER_BYTES,
     workers: int | None = None,
 ) -> LoadReport:
     """Load a checkpoint into a model, each weight straight to its device and dtype.
@@ -63,7 +63,8 @@ def load_checkpoint_in_model(
             ``"auto"``: the file's. Integers are never cast to it.
         offload_state_dict: accepted for compatibility; memory is bounded without it.
         offload_buffers: whether the buffers of modules on disk rest there too, or in memory.
-        keep_in_fp32_modules: names of modules whose weights are held in float32 all the same.
+        keep_in_fp32_modules: names of modules (or one name) whose weights are held in float32 all
+            the same.
         offload_8bit_bnb: let 8-bit weights take the place of floating-point ones.
         strict: raise also for names that only the checkpoint has, and for missing extra state.
         full_state_dict: accepted for compatibility: a `DTensor` takes its own shard of the full
@@ -77,10 +78,12 @@ def load_checkpoint_in_model(
         allow_missing: weights that the checkpoint lacks keep what they hold.
         preload: bring the pages of mapped weights into memory now, rather than when first used.
         progress: show a progress bar.
-        buffer_bytes: host memory, beyond the weights themselves, for what is cast or moved.
-        workers: threads that read.
+        buffer_bytes: host memory, beyond the weights themselves, for what is cast or moved; bytes,
+            or a string such as ``"64MiB"``.
+        workers: threads that read; by default a few more than there are processors.
 
     Raises:
+        OptionError: one of the arguments that say how to load cannot be used.
         CheckpointNotFoundError, CorruptCheckpointError, UnsafeCheckpointError: as for
             `open_checkpoint`.
         CheckpointMismatchError: names or shapes do not fit; all that is wrong is in the message.
@@ -91,7 +94,8 @@ def load_checkpoint_in_model(
         CheckpointError: reading failed half-way; the message says that the model is half-loaded.
     """
     casting = Casting(dtype, keep_in_fp32_modules, any_kind=offload_8bit_bnb)
-    options = LoadOptions(offload_folder, preload, buffer_bytes, workers, strict, allow_missing)
+    options = read_options(offload_folder, preload, buffer_bytes, workers, strict, allow_missing)
+    require_text(revision=revision, variant=variant, subfolder=subfolder)
 
     def find() -> Checkpoint:
         if isinstance(checkpoint, Checkpoint):
@@ -103,7 +107,13 @@ def load_checkpoint_in_model(
     def plan_for(source: Checkpoint) -> Plan:
         places = device_map
         if isinstance(device_map, str) and device_map in STRATEGIES:
-            places = resolve_device_map(model, device_map, offload_buffers=offload_buffers)
+            places = resolve_device_map(
+                model,
+                device_map,
+                dtype=casting.dtype,
+                special_dtypes=dtypes_once_loaded(model, source, casting),
+                offload_buffers=offload_buffers,
+            )
         return make_plan(model, source, places, casting, offload_buffers=offload_buffers)
 
     with Progress(progress) as bar:

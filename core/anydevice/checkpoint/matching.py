@@ -21,7 +21,7 @@ from anydevice.modules import Slot
 from anydevice.placement import DeviceMap
 from anydevice.sizes import tie_groups
 
-__all__ = ["ExtraState", "Plan", "Target", "make_plan"]
+__all__ = ["ExtraState", "Plan", "Target", "dtypes_once_loaded", "make_plan"]
 
 EXTRA_STATE: Final = "_extra_state"
 #: A counter that checkpoints of before torch 0.4.1 lack; torch's own loader fills it in too.
@@ -138,6 +138,21 @@ def make_plan(
     _require_no_scales(plan, checkpoint, used)
     plan.unexpected = [n for n in (*checkpoint, *checkpoint.extras) if n not in used]
     return plan
+
+
+def dtypes_once_loaded(
+    model: nn.Module, checkpoint: Checkpoint, casting: Casting
+) -> dict[str, torch.dtype]:
+    """The dtype of each weight that will have another than it has now, by all of its names."""
+    dtypes: dict[str, torch.dtype] = {}
+    for group in tie_groups(model):
+        first, slot = group[0]
+        old = slot.table[slot.name]
+        info = next((checkpoint[name] for name, _ in group if name in checkpoint), None)
+        dtype = None if info is None else casting.result(first, info, old)
+        if dtype is not None and dtype is not old.dtype:
+            dtypes.update((name, dtype) for name, _ in group)
+    return dtypes
 
 
 def _plan_group(

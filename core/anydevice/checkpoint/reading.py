@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ from anydevice.checkpoint.finding import Found, find_local
 from anydevice.checkpoint.hub import download, is_repo_id
 from anydevice.checkpoint.info import TensorInfo, form_of
 from anydevice.checkpoint.mapped import FileIdentity, MappedFile, backing_of, map_file
+from anydevice.checkpoint.options import require_text
 from anydevice.checkpoint.safetensors_format import looks_like_safetensors, read_header
 from anydevice.checkpoint.torch_format import looks_like_torch, read_torch_file, state_dict_of
-from anydevice.errors import CheckpointNotFoundError, CorruptCheckpointError
+from anydevice.errors import CheckpointNotFoundError, CorruptCheckpointError, OptionError
 
 __all__ = ["Checkpoint", "fetch_checkpoint", "open_checkpoint"]
 
@@ -209,23 +211,44 @@ def open_checkpoint(
             What exists on this machine is not looked for on the Hub.
         revision: branch, tag or commit of a Hub repository.
         variant: such as ``"fp16"``: takes the files that carry it in their names.
-        token: for a private Hub repository.
+        token: for a private Hub repository; like ``revision``, of no use for what is here.
         subfolder: of the folder or repository, where its weights are.
 
     Raises:
         CheckpointNotFoundError: there is none.
         CorruptCheckpointError: a file contradicts itself; the message names it.
         UnsafeCheckpointError: reading it would leave its folder, or run code.
+        OptionError: an argument is not a string or path.
     """
-    text = os.fspath(checkpoint)
+    require_text(revision=revision, variant=variant, subfolder=subfolder)
+    text = _as_text(checkpoint)
     if os.path.exists(text):
         path = os.path.join(text, subfolder) if subfolder else text
         if not os.path.exists(path):
             raise CheckpointNotFoundError(f"{text} has no subfolder {subfolder!r}")
+        if variant and not os.path.isdir(path):
+            _require_variant(path, variant)
         return _FileCheckpoint(find_local(path, variant))
     _require_repo_id(text)
     folder = download(text, revision=revision, variant=variant, token=token, subfolder=subfolder)
     return _FileCheckpoint(find_local(str(folder), variant))
+
+
+def _as_text(checkpoint: str | os.PathLike[str]) -> str:
+    try:
+        return os.fsdecode(checkpoint)
+    except TypeError:
+        raise OptionError(f"checkpoint={checkpoint!r}: a path is needed, or a name") from None
+
+
+def _require_variant(path: str, variant: str) -> None:
+    """Refuse a file or index whose name carries another variant than was asked for, or none."""
+    name = os.path.basename(path)
+    if re.search(rf"\.{re.escape(variant)}[.-]", name) is None:
+        raise CheckpointNotFoundError(
+            f"{path} is not of variant={variant!r}, which its name does not carry: leave variant "
+            "out, or give the folder that holds the file of that variant"
+        )
 
 
 def fetch_checkpoint(
@@ -246,7 +269,7 @@ def fetch_checkpoint(
     Raises:
         CheckpointNotFoundError: there is none.
     """
-    text = os.fspath(path_or_repo)
+    text = _as_text(path_or_repo)
     if os.path.exists(text):
         return Path(text)
     _require_repo_id(text)

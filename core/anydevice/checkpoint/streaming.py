@@ -28,13 +28,12 @@ import torch
 from anydevice import registry
 from anydevice.backend import DeviceBackend
 from anydevice.checkpoint.info import TensorInfo
+from anydevice.checkpoint.options import DEFAULT_BUFFER_BYTES
 from anydevice.devices import Device
 from anydevice.errors import CheckpointNotFoundError, CorruptCheckpointError
 
-__all__ = ["DEFAULT_BUFFER_BYTES", "Request", "stream"]
+__all__ = ["Request", "stream"]
 
-#: Bytes of all buffers together, unless the caller says otherwise.
-DEFAULT_BUFFER_BYTES: Final = 256 << 20
 #: A buffer that a processor's cache holds is cast out of faster than it was read in.
 _HOST_RUN: Final = 2 << 20
 #: A device likes large copies.

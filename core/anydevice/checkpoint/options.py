@@ -1,0 +1,89 @@
+"""Arguments that say how to load, checked before any work starts."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+import os
+from typing import Final
+
+from anydevice.errors import BudgetError, OptionError
+from anydevice.text import parse_bytes
+
+__all__ = ["DEFAULT_BUFFER_BYTES", "LoadOptions", "read_options", "require_text"]
+
+#: Bytes of all buffers together, unless the caller says otherwise.
+DEFAULT_BUFFER_BYTES: Final = 256 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadOptions:
+    """Arguments of `load_checkpoint_in_model` that say how, not what. Made by `read_options`."""
+
+    offload_folder: str | os.PathLike[str] | None = None
+    preload: bool = False
+    buffer_bytes: int = DEFAULT_BUFFER_BYTES
+    workers: int | None = None
+    strict: bool = False
+    allow_missing: bool = False
+
+
+def read_options(
+    offload_folder: str | os.PathLike[str] | None = None,
+    preload: bool = False,
+    buffer_bytes: int | str = DEFAULT_BUFFER_BYTES,
+    workers: int | None = None,
+    strict: bool = False,
+    allow_missing: bool = False,
+) -> LoadOptions:
+    """Check arguments.
+
+    Raises:
+        OptionError: one cannot be used; the message names it.
+    """
+    return LoadOptions(
+        None if offload_folder is None else _folder(offload_folder),
+        preload,
+        _buffer_bytes(buffer_bytes),
+        None if workers is None else _workers(workers),
+        strict,
+        allow_missing,
+    )
+
+
+def require_text(**options: object) -> None:
+    """Make sure that arguments are strings, or None.
+
+    Raises:
+        OptionError: one is not.
+    """
+    for name, value in options.items():
+        if value is not None and not isinstance(value, str):
+            raise OptionError(f"{name}={value!r}: a string or None is needed")
+
+
+def _folder(folder: str | os.PathLike[str]) -> str:
+    try:
+        return os.fsdecode(folder)
+    except TypeError:
+        raise OptionError(f"offload_folder={folder!r}: a path is needed") from None
+
+
+def _buffer_bytes(size: int | str) -> int:
+    try:
+        return parse_bytes(size)
+    except BudgetError as error:
+        raise OptionError(f"buffer_bytes={size!r}: {error}") from None
+
+
+def _workers(workers: int) -> int:
+    try:
+        number = 0 if isinstance(workers, bool) else operator.index(workers)
+    except TypeError:
+        number = 0
+    if number < 1:
+        raise OptionError(
+            f"workers={workers!r}: a whole number of threads from 1 on is needed, or None, which "
+            "chooses"
+        )
+    return number
