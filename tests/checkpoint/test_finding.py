@@ -288,6 +288,27 @@ def test_the_hubs_own_links_are_followed_and_no_others(tmp_path):
         open_checkpoint(snapshot)
 
 
+def test_a_snapshot_over_a_link_is_still_the_hubs(tmp_path):
+    repo = tmp_path / "models--me--mine"
+    (repo / "blobs").mkdir(parents=True)
+    (repo / "snapshots" / "x").mkdir(parents=True)
+    shard(repo / "blobs", "beef", a=1)
+    (repo / "snapshots" / "x" / "model.safetensors").symlink_to("../../blobs/beef")
+    (tmp_path / "mine").symlink_to(repo / "snapshots" / "x")
+    assert values(open_checkpoint(tmp_path / "mine")) == {"a": 1}
+
+
+def test_blobs_that_are_a_link_are_not_the_hubs(tmp_path):
+    snapshot = tmp_path / "models--evil" / "snapshots" / "x"
+    snapshot.mkdir(parents=True)
+    (tmp_path / "private").mkdir()
+    shard(tmp_path / "private", "model.safetensors", a=1)
+    (tmp_path / "models--evil" / "blobs").symlink_to(tmp_path / "private")
+    (snapshot / "model.safetensors").symlink_to("../../blobs/model.safetensors")
+    with pytest.raises(UnsafeCheckpointError, match="leads out of its folder"):
+        open_checkpoint(snapshot)
+
+
 # ---------------------------------------------------------------------- indexes from strangers
 
 

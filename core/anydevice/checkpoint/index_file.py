@@ -7,8 +7,7 @@ import ntpath
 import os
 from pathlib import Path
 
-from anydevice.checkpoint.mapped import FileIdentity
-from anydevice.checkpoint.strict_json import LARGEST_JSON, parse_json
+from anydevice.checkpoint.strict_json import parse_json, read_bounded
 from anydevice.errors import CheckpointNotFoundError, CorruptCheckpointError, UnsafeCheckpointError
 from anydevice.text import list_some
 
@@ -30,16 +29,10 @@ def read_index(path: str, *, must_exist: bool = True) -> dict[str, str]:
         CorruptCheckpointError: it is no index.
         UnsafeCheckpointError: it names a file outside of its folder.
     """
-    size = FileIdentity.of(path).size
-    if size > LARGEST_JSON:
-        raise CorruptCheckpointError(
-            f"{path} has {size:,} bytes; an index has at most {LARGEST_JSON:,}"
-        )
     try:
-        raw = Path(path).read_bytes()
+        found = parse_json(read_bounded(path), path)
     except OSError as error:
         raise CheckpointNotFoundError(f"cannot read {path}: {error.strerror}") from None
-    found = parse_json(raw, path)
     weight_map = found.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CorruptCheckpointError(
@@ -102,9 +95,10 @@ def inside(folder: str, name: str, who: str) -> str:
     ):
         raise UnsafeCheckpointError(f"{who} {name!r:.200}, which is outside of its folder {folder}")
     path = os.path.join(folder, name)
+    if len(parts) == 1 and name != "." and not os.path.islink(path):
+        return path
     real = os.path.realpath(path)
-    roots = [os.path.realpath(folder), *_hub_blobs(folder)]
-    if not any(real.startswith(root.rstrip(os.sep) + os.sep) for root in roots):
+    if not any(real.startswith(root.rstrip(os.sep) + os.sep) for root in _roots(folder)):
         raise UnsafeCheckpointError(
             f"{who} {name!r:.200}, a link that leads out of its folder, to {real}. "
             "If you trust it, give that file (or its folder) itself."
@@ -112,9 +106,11 @@ def inside(folder: str, name: str, who: str) -> str:
     return path
 
 
-def _hub_blobs(folder: str) -> list[str]:
-    """The blobs of the Hub repository of which ``folder`` is (in) a snapshot, if it is."""
-    for parent in Path(os.path.abspath(folder)).parents:
+def _roots(folder: str) -> list[str]:
+    """Where links from a folder may lead: into it, and for a Hub snapshot to its own blobs."""
+    real = os.path.realpath(folder)
+    for parent in Path(real).parents:
         if parent.name == "snapshots" and parent.parent.name.startswith(("models--", "datasets--")):
-            return [os.path.realpath(parent.parent / "blobs")]
-    return []
+            # The path is not resolved further: where ``blobs`` is a link itself, it is no cache.
+            return [real, str(parent.parent / "blobs")]
+    return [real]

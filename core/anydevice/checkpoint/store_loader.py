@@ -20,7 +20,7 @@ from anydevice.checkpoint.mapped import map_file
 from anydevice.checkpoint.reading import Checkpoint, open_checkpoint
 from anydevice.checkpoint.store import OffloadStore, open_store, write_store
 from anydevice.checkpoint.store_manifest import MANIFEST_NAME
-from anydevice.checkpoint.strict_json import parse_json
+from anydevice.checkpoint.strict_json import parse_json, read_bounded
 from anydevice.devices import DeviceLike, parse_device
 from anydevice.errors import CheckpointError, OffloadStoreError
 from anydevice.modules import as_dtype, exchange, find_slot
@@ -166,16 +166,18 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
 def _find_index(folder: Path | None) -> Mapping[str, Any]:
     if folder is None:
         return {}
-    if (folder / MANIFEST_NAME).exists():
+    if os.path.lexists(folder / MANIFEST_NAME):
         return dict.fromkeys(open_store(folder))
     path = folder / _PEER_INDEX
     try:
-        return parse_json(path.read_bytes(), str(path))
-    except OSError as error:
+        return parse_json(read_bounded(path), str(path))
+    except FileNotFoundError as error:
         raise OffloadStoreError(
             f"{folder} is not an offload folder: it has no {MANIFEST_NAME} and no {_PEER_INDEX} "
             f"({error.strerror})"
         ) from None
+    except OSError as error:
+        raise OffloadStoreError(f"cannot read {path}: {error.strerror}") from None
     except CheckpointError as error:
         raise OffloadStoreError(f"not an offload folder's index: {error}") from None
 

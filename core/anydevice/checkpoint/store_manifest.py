@@ -20,8 +20,8 @@ from typing import Any, Final
 
 import torch
 
-from anydevice.checkpoint.strict_json import parse_json
-from anydevice.errors import OffloadStoreError
+from anydevice.checkpoint.strict_json import parse_json, read_bounded
+from anydevice.errors import CheckpointError, OffloadStoreError
 
 __all__ = [
     "DATA_PREFIX",
@@ -172,14 +172,14 @@ class Manifest:
 
         Raises:
             FileNotFoundError: there is none; or the machine stopped before it was on the disk.
-            OffloadStoreError: it is not a manifest, or contradicts itself.
+            OffloadStoreError: it cannot be read, is not a manifest, or contradicts itself.
         """
         path = folder / MANIFEST_NAME
         try:
-            raw = path.read_bytes()
+            raw = read_bounded(path)
             if not raw.strip(b"\0"):  # so a loss of power can leave it
                 raise FileNotFoundError(f"{path} is empty")
-            data = parse_json(raw, str(path))
+            data = parse_json(raw, str(path), file_names=True)
             synced = data.pop("synced")
             if data["format"] != _FORMAT or data["version"] != _VERSION:
                 raise _broken(path, f"it is of version {data['version']!r}, known is {_VERSION}")
@@ -189,6 +189,12 @@ class Manifest:
             entries = {
                 name: _read_entry(name, item, files, path) for name, item in data["tensors"].items()
             }
+        except (FileNotFoundError, NotADirectoryError):
+            raise
+        except OSError as error:
+            raise OffloadStoreError(f"cannot read {path}: {error.strerror}") from None
+        except CheckpointError as error:
+            raise _broken(path, str(error)) from None
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise _broken(path, f"{type(error).__name__}: {error!s:.200}") from None
         if synced == 1:

@@ -3,39 +3,66 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from typing import Any, Final, NoReturn
 
 from anydevice.errors import CorruptCheckpointError
 
-__all__ = ["LARGEST_JSON", "parse_json"]
+__all__ = ["LARGEST_JSON", "parse_json", "read_bounded"]
 
-#: Bytes of a header or an index. The largest models' are a few million.
+#: Bytes of a header, an index or a manifest. The largest models' are a few million.
 LARGEST_JSON: Final = 100_000_000
-#: Keys, of all objects in it: they cost more time and memory than their text alone.
-_MOST_KEYS: Final = 2_000_000
+#: How often each of these may be in it: they bound the keys, the containers and the values, which
+#: cost more time and memory than their text. Those in names count too, which nobody will notice.
+_MOST: Final = {b":": 2_000_000, b"{": 2_000_000, b"[": 2_000_000, b",": 5_000_000}
 
 
-def parse_json(raw: bytes, what: str) -> dict[str, Any]:
+def read_bounded(path: str | os.PathLike[str]) -> bytes:
+    """Read a file of JSON, unless it is too large to be one.
+
+    Raises:
+        OSError: it is not there, or cannot be read.
+        CorruptCheckpointError: it is no regular file, or has more than `LARGEST_JSON` bytes.
+    """
+    found = os.stat(path)
+    if not stat.S_ISREG(found.st_mode):  # to open a pipe would wait for ever
+        kind = "a folder" if stat.S_ISDIR(found.st_mode) else "not a regular file"
+        raise CorruptCheckpointError(f"{os.fspath(path)} is {kind}, where a file should be")
+    if found.st_size > LARGEST_JSON:
+        raise _too_large(os.fspath(path), f"{found.st_size:,} bytes, and {LARGEST_JSON:,} is most")
+    with open(path, "rb") as file:
+        return file.read(found.st_size)
+
+
+def parse_json(raw: bytes, what: str, *, file_names: bool = False) -> dict[str, Any]:
     """Read a JSON object.
 
     Args:
         raw: its text, UTF-8.
         what: names it in messages, with the file.
+        file_names: whether texts may hold bytes that are not UTF-8, as `os.fsdecode` gives them.
 
     Raises:
-        CorruptCheckpointError: it is no JSON object; it repeats a key; it has NaN or an infinite
-            number; or it is too large.
+        CorruptCheckpointError: it is no JSON object; it repeats a key; it has NaN, an infinite
+            number, -0, or half a character; or it is too large.
     """
-    keys = raw.count(b'":')
-    if len(raw) > LARGEST_JSON or keys > _MOST_KEYS:
-        raise CorruptCheckpointError(
-            f"{what} is too large to be true: {len(raw):,} bytes, {keys:,} keys. "
-            f"At most {LARGEST_JSON:,} bytes and {_MOST_KEYS:,} keys are read."
-        )
+    if len(raw) > LARGEST_JSON:
+        raise _too_large(what, f"{len(raw):,} bytes, and {LARGEST_JSON:,} is most")
+    for mark, most in _MOST.items():
+        # Most texts have fewer bytes than that.
+        if len(raw) > most and (count := raw.count(mark)) > most:
+            raise _too_large(what, f"{count:,} times {mark.decode()!r}, and {most:,} is most")
     try:
         found = json.loads(
-            raw.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_number
+            raw.decode("utf-8"),
+            object_pairs_hook=_unique,
+            parse_constant=_no_number,
+            parse_int=_no_minus_zero if b"-0" in raw else None,
         )
+        if b"\\u" in raw:  # only so can half a character be spelled
+            text = json.dumps(found, ensure_ascii=False)
+            text.encode(errors="surrogateescape" if file_names else "strict")
     except (ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else f"{error!s:.200}"
         raise CorruptCheckpointError(f"{what} is not valid JSON: {reason}") from None
@@ -57,3 +84,13 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_number(text: str) -> NoReturn:
     raise ValueError(f"{text} is not a number")
+
+
+def _no_minus_zero(text: str) -> int:
+    if text == "-0":
+        raise ValueError("-0 is not a whole number")
+    return int(text)
+
+
+def _too_large(what: str, how: str) -> CorruptCheckpointError:
+    return CorruptCheckpointError(f"{what} is too large to be true: it has {how}")
