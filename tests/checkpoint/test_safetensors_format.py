@@ -133,6 +133,14 @@ BAD_HEADERS = {
         {"a": ENTRY, "b": {"dtype": "F32", "shape": [2**63, 0], "data_offsets": [16, 16]}},
         "shape",
     ),
+    "a size of minus zero": (b'{"a":{"dtype":"F32","shape":[-0],"data_offsets":[0,0]}}', "-0"),
+    "half a character": (b'{"\\ud800":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}}', "JSON"),
+    "a shape of very many sizes": ({"a": {**ENTRY, "shape": [1] * 100_000}}, "needs"),
+    "an offset of very many digits": ({"a": {**ENTRY, "data_offsets": [0, 10**4000]}}, "needs"),
+    "offsets of very many digits": (
+        {"a": {**ENTRY, "data_offsets": [10**4000, 10**4000 + 16]}},
+        "data_offsets",
+    ),
     "offsets backwards": ({"a": {**ENTRY, "data_offsets": [16, 0]}}, "bytes"),
     "three offsets": ({"a": {**ENTRY, "data_offsets": [0, 16, 16]}}, "data_offsets"),
     "a negative offset": ({"a": {**ENTRY, "data_offsets": [-16, 0]}}, "data_offsets"),
@@ -201,11 +209,22 @@ def test_every_truncation_is_refused(tmp_path):
         open_checkpoint(tmp_path / "longer.safetensors")
 
 
-def test_millions_of_keys_are_refused_before_they_are_made(tmp_path):
-    header = b'{"a":0' + b',"b":0' * 6_000_000 + b"}"
-    path = write(tmp_path / "many.safetensors", header, b"")
-    with pytest.raises(CorruptCheckpointError, match="too large"):
-        open_checkpoint(path)
+PAGE = b"\n<!DOCTYPE html><html><head><title>Log in</title></head><body></body></html>"
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 12\n", "git lfs pull"),
+        (PAGE, "web page"),
+        (b"\xef\xbb\xbf" + PAGE, "web page"),
+    ],
+)
+def test_a_text_in_place_of_the_file_is_told_as_such(content, words, tmp_path):
+    (tmp_path / "m.safetensors").write_bytes(content)
+    with pytest.raises(CorruptCheckpointError, match=words) as caught:
+        open_checkpoint(tmp_path / "m.safetensors")
+    assert str(tmp_path / "m.safetensors") in str(caught.value)
 
 
 # ---------------------------------------------------------------------- fuzzing

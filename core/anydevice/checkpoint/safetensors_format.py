@@ -8,6 +8,7 @@ for each byte of it exactly once.
 
 from __future__ import annotations
 
+import operator
 from typing import Any, Final
 
 import torch
@@ -17,17 +18,17 @@ from anydevice.checkpoint.mapped import MappedFile
 from anydevice.checkpoint.strict_json import LARGEST_JSON, parse_json
 from anydevice.errors import CorruptCheckpointError
 
-__all__ = ["looks_like_safetensors", "read_header"]
+__all__ = ["looks_like_safetensors", "read_header", "what_text_it_is"]
 
 _LENGTH_BYTES: Final = 8
 _METADATA: Final = "__metadata__"
-_FIELDS: Final = frozenset({"dtype", "shape", "data_offsets"})
 #: Sizes beyond this cannot be addressed by torch, not even in a tensor without elements.
 _LARGEST_COUNT: Final = 2**63
 
-#: The format's names of dtypes, with torch's and the bits of an element. Torch may be too old for
-#: some, and has no 6-bit floats at all.
-_DTYPES: Final[dict[str, tuple[str, int]]] = {
+_PLACE: Final = operator.attrgetter("offset", "nbytes")
+
+#: The format's names of dtypes, with torch's and the bits of an element.
+_NAMES: Final[dict[str, tuple[str, int]]] = {
     "BOOL": ("bool", 8),
     "U8": ("uint8", 8),
     "I8": ("int8", 8),
@@ -51,11 +52,31 @@ _DTYPES: Final[dict[str, tuple[str, int]]] = {
     "F64": ("float64", 64),
     "C64": ("complex64", 64),
 }
+#: With torch's dtypes: it may be too old for some, and has no 6-bit floats at all.
+_DTYPES: Final[dict[str, tuple[torch.dtype | None, int]]] = {
+    spelled: (getattr(torch, name, None), bits) for spelled, (name, bits) in _NAMES.items()
+}
 
 
 def looks_like_safetensors(start: bytes) -> bool:
     """Whether a file's first bytes are those of a safetensors file."""
     return len(start) > _LENGTH_BYTES and start[_LENGTH_BYTES : _LENGTH_BYTES + 1] == b"{"
+
+
+def what_text_it_is(start: bytes) -> str | None:
+    """What was fetched in place of a file of weights, and what to do; None: neither is known.
+
+    Args:
+        start: the file's first 100 bytes.
+    """
+    if start.startswith(b"version https://git-lfs"):
+        return "a pointer of git-lfs, to a file that was not fetched: run `git lfs pull`."
+    if start.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"<"):
+        return (
+            "a web page, such as one that asks to log in, or says that there is no such file: "
+            "look at it, and fetch the file itself."
+        )
+    return None
 
 
 def read_header(file: MappedFile) -> dict[str, TensorInfo]:
@@ -70,6 +91,9 @@ def read_header(file: MappedFile) -> dict[str, TensorInfo]:
     length = int.from_bytes(raw, "little")
     start = _LENGTH_BYTES + length
     if length > LARGEST_JSON:
+        found = what_text_it_is(file.read(0, 100))
+        if found is not None:
+            raise CorruptCheckpointError(f"{file.path} is no safetensors file: it is {found}")
         raise _corrupt(
             file, f"its header is said to have {length:,} bytes; {LARGEST_JSON:,} is most"
         )
@@ -95,21 +119,21 @@ def _check_metadata(file: MappedFile, metadata: Any) -> None:
 
 
 def _info(file: MappedFile, name: str, entry: Any, data_start: int) -> TensorInfo:
-    if not isinstance(entry, dict) or not entry.keys() >= _FIELDS:
-        raise _corrupt(file, f"tensor {name!r:.200} has no dtype, shape and data_offsets")
-    shape, offsets = entry["shape"], entry["data_offsets"]
-    if not isinstance(shape, list) or not all(map(_is_size, shape)):
-        raise _corrupt(file, f"tensor {name!r:.200} has the shape {shape!r:.200}")
-    if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_size, offsets)):
-        raise _corrupt(file, f"tensor {name!r:.200} has the data_offsets {offsets!r:.200}")
-    begin, end = offsets
-    dtype, bits = _dtype(file, name, entry["dtype"])
+    # Called for each tensor whenever a checkpoint is opened, so it must be quick.
+    try:
+        spelled, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    except (TypeError, LookupError):
+        raise _corrupt(file, f"tensor {name!r:.200} has no dtype, shape and data_offsets") from None
+    dtype, bits = _dtype(file, name, spelled)
     count = _count(file, name, shape)
-    if count * bits != (end - begin) * 8 or end < begin:
+    begin, end = offsets if type(offsets) is list and len(offsets) == 2 else (None, None)
+    if type(begin) is not int or type(end) is not int or not 0 <= begin < _LARGEST_COUNT:
+        raise _corrupt(file, f"tensor {name!r:.200} has the data_offsets {offsets!r:.200}")
+    if count * bits != (end - begin) * 8:
         raise _corrupt(
             file,
-            f"tensor {name!r:.200}, {entry['dtype']} {shape}, needs {count * bits / 8:,.1f} bytes "
-            f"and is given {end - begin:,}",
+            f"tensor {name!r:.200}, {spelled} {shape!r:.200}, needs {count * bits / 8:,.1f} bytes, "
+            f"and is given those of {offsets!r:.200}",
         )
     if data_start + end > file.nbytes:
         raise _corrupt(
@@ -117,32 +141,28 @@ def _info(file: MappedFile, name: str, entry: Any, data_start: int) -> TensorInf
             f"tensor {name!r:.200} is said to end at byte {data_start + end:,}, and the file ends "
             f"at {file.nbytes:,}",
         )
-    return TensorInfo(
-        dtype, _torch_shape(file, name, shape, bits), end - begin, file.path, data_start + begin
-    )
-
-
-def _is_size(value: Any) -> bool:
-    return type(value) is int and 0 <= value < _LARGEST_COUNT
+    sizes = tuple(shape) if bits != 4 else _pairs(file, name, shape)
+    return TensorInfo(dtype, sizes, end - begin, file.path, data_start + begin)
 
 
 def _dtype(file: MappedFile, name: str, spelled: Any) -> tuple[torch.dtype, int]:
-    known = _DTYPES.get(spelled) if isinstance(spelled, str) else None
-    if known is None:
-        raise _corrupt(file, f"tensor {name!r:.200} has the unknown dtype {spelled!r:.50}")
-    dtype = getattr(torch, known[0], None)
-    if not isinstance(dtype, torch.dtype):
+    dtype, bits = _DTYPES.get(spelled, (None, 0)) if type(spelled) is str else (None, 0)
+    if dtype is None:
+        if not bits:
+            raise _corrupt(file, f"tensor {name!r:.200} has the unknown dtype {spelled!r:.50}")
         raise CorruptCheckpointError(
             f"tensor {name!r:.200} of {file.path} has dtype {spelled}, which torch "
             f"{torch.__version__} cannot hold"
         )
-    return dtype, known[1]
+    return dtype, bits
 
 
-def _count(file: MappedFile, name: str, shape: list[int]) -> int:
+def _count(file: MappedFile, name: str, shape: Any) -> int:
     """Elements of a shape; an overflow on the way is one also where some size is 0."""
     count = nonzero = 1
-    for size in shape:
+    for size in shape if type(shape) is list else (None,):
+        if type(size) is not int or size < 0:
+            raise _corrupt(file, f"tensor {name!r:.200} has the shape {shape!r:.200}")
         count *= size
         nonzero *= size or 1
         if nonzero >= _LARGEST_COUNT:
@@ -150,10 +170,8 @@ def _count(file: MappedFile, name: str, shape: list[int]) -> int:
     return count
 
 
-def _torch_shape(file: MappedFile, name: str, shape: list[int], bits: int) -> tuple[int, ...]:
+def _pairs(file: MappedFile, name: str, shape: list[int]) -> tuple[int, ...]:
     """Torch counts pairs of 4-bit numbers, the format counts numbers."""
-    if bits != 4:
-        return tuple(shape)
     if not shape or shape[-1] % 2:
         raise _corrupt(file, f"tensor {name!r:.200} has an odd number of 4-bit numbers in a row")
     return (*shape[:-1], shape[-1] // 2)
@@ -162,11 +180,10 @@ def _torch_shape(file: MappedFile, name: str, shape: list[int], bits: int) -> tu
 def _check_layout(file: MappedFile, infos: dict[str, TensorInfo], data_start: int) -> None:
     """Every byte behind the header belongs to exactly one tensor."""
     position = data_start
-    ordered = sorted(infos.items(), key=lambda item: (item[1].offset, item[1].nbytes))
-    for name, info in ordered:
-        assert info.offset is not None
+    for info in sorted(infos.values(), key=_PLACE):
         if info.offset != position:
-            fault = "overlaps the one before it" if info.offset < position else "leaves a gap"
+            name = next(name for name, other in infos.items() if other is info)
+            fault = "leaves a gap" if _PLACE(info) > (position,) else "overlaps the one before it"
             raise _corrupt(file, f"tensor {name!r:.200} {fault}")
         position += info.nbytes
     if position != file.nbytes:
