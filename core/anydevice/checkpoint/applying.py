@@ -15,12 +15,14 @@ import gc
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, Literal, TypeAlias
 
 import torch
 from torch import nn
 
 from anydevice import registry
+from anydevice.checkpoint.converting import convert, source_for_disk
 from anydevice.checkpoint.info import TensorInfo
 from anydevice.checkpoint.mapped import backing_of
 from anydevice.checkpoint.matching import Plan, Target
@@ -30,7 +32,7 @@ from anydevice.checkpoint.progress import Progress, touch
 from anydevice.checkpoint.reading import Checkpoint
 from anydevice.checkpoint.shards import cut, put_local
 from anydevice.checkpoint.sharing import separate
-from anydevice.checkpoint.store import WeightSource, write_store
+from anydevice.checkpoint.store import write_store
 from anydevice.checkpoint.streaming import Request, stream
 from anydevice.checkpoint.ties import broken_ties
 from anydevice.devices import CPU, DISK, Device
@@ -186,7 +188,7 @@ class Loading:
         self.bar.begin(total, "Loading")
         self._stream(list(requests.values()))
         for target in converted:
-            self.values[target] = _convert(self._host(target), target)
+            self.values[target] = convert(self._host(target), target)
             self.bar.advance(target.info.nbytes)
         for target, request in requests.items():
             assert request.result is not None
@@ -218,29 +220,20 @@ class Loading:
         if not targets:
             return
         assert self.options.offload_folder is not None
-        store = write_store(
-            self.options.offload_folder,
-            {t.name: values[t] if t in values else self._source(t) for t in targets},
-        )
+        made: set[Target] = set()
+        sources = {
+            t.name: values[t]
+            if t in values
+            else source_for_disk(t, partial(self._host, t), self.options, made.add)
+            for t in targets
+        }
+        store = write_store(self.options.offload_folder, sources)
         for target in targets:
             self.values[target] = store[target.name]
-            self.report.written_bytes += target.shape.numel() * target.dtype.itemsize
-
-    def _source(self, target: Target) -> WeightSource:
-        info = target.info
-        identity = None
-        if info.offset is not None:
-            state = os.stat(info.file)
-            identity = (
-                f"file:{os.path.realpath(info.file)}:{state.st_size}:{state.st_mtime_ns}:"
-                f"{info.offset}:{info.dtype}>{target.dtype}"
-            )
-        return WeightSource(
-            target.dtype,
-            target.shape,
-            lambda: _convert(self._host(target), target),
-            identity,
-        )
+            if target in made:
+                self.report.read_bytes += target.info.nbytes
+            if target in made or target in values:
+                self.report.written_bytes += target.shape.numel() * target.dtype.itemsize
 
     # ------------------------------------------------------------------ the model
 
@@ -349,16 +342,6 @@ def memory_to_fill(target: Target) -> torch.Tensor | None:
         and backing_of(old) is None  # writing to a view of a file would cost a copy of its pages
     )
     return old.detach() if fits else None
-
-
-def _convert(tensor: torch.Tensor, target: Target) -> torch.Tensor:
-    """On its device (for the disk: on the host) and in its dtype."""
-    device = CPU if target.device == DISK else target.device
-    if device.is_accelerator:
-        backend = registry.get_backend(device.type)
-        if tensor.dtype != target.dtype and not backend.supports_dtype(tensor.dtype):
-            tensor = tensor.to(target.dtype)
-    return move_tensor(tensor, device).to(target.dtype)
 
 
 def _give(target: Target, value: torch.Tensor) -> None:

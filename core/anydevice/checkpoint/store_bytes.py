@@ -36,14 +36,15 @@ class WeightSource(NamedTuple):
     Attributes:
         dtype: of what ``load`` returns.
         shape: of what ``load`` returns.
-        load: makes the tensor, on any device; called once, or again when contents are compared.
+        load: makes the tensor, on any device, or its elements in order as several tensors; called
+            once, or again when contents are compared.
         identity: names the bytes, for example a file with its size, time and the dtype cast to. Two
             sources with one identity are taken for the same without being loaded. None: unknown.
     """
 
     dtype: torch.dtype
     shape: Sequence[int]
-    load: Callable[[], torch.Tensor]
+    load: Callable[[], torch.Tensor | Iterable[torch.Tensor]]
     identity: str | None = None
 
 
@@ -77,10 +78,8 @@ def require_storable(name: str, value: Storable) -> None:
 
 def checksum(value: Storable) -> str:
     """Return the checksum of a weight's bytes, which tells them from another model's."""
-    if isinstance(value, WeightSource):
-        value = value.load()
     total = 0
-    for piece in _pieces(value):
+    for piece in pieces_of("a weight", value):
         total = zlib.crc32(bytes_of(piece), total)
     return as_checksum(total)
 
@@ -103,13 +102,32 @@ def pieces_of(name: str, value: Storable) -> Iterable[torch.Tensor]:
     """
     if not isinstance(value, WeightSource):
         return _pieces(value)
-    tensor = value.load()
-    if tensor.dtype is not value.dtype or tuple(tensor.shape) != tuple(value.shape):
-        raise OffloadStoreError(
-            f"{name} was announced as {value.dtype} {tuple(value.shape)} and came as "
-            f"{tensor.dtype} {tuple(tensor.shape)}"
-        )
-    return _pieces(tensor)
+    made = value.load()
+    if not isinstance(made, torch.Tensor):
+        return _joined(name, value, made)
+    if made.dtype is not value.dtype or tuple(made.shape) != tuple(value.shape):
+        raise _unlike(name, value, f"{made.dtype} {tuple(made.shape)}")
+    return _pieces(made)
+
+
+def _joined(
+    name: str, source: WeightSource, parts: Iterable[torch.Tensor]
+) -> Iterator[torch.Tensor]:
+    """The pieces of all parts, which must make up the weight."""
+    count = 0
+    for part in parts:
+        count += part.numel()
+        if part.dtype is not source.dtype or count > math.prod(source.shape):
+            raise _unlike(name, source, f"{count} or more elements, some of {part.dtype}")
+        yield from _pieces(part)
+    if count != math.prod(source.shape):
+        raise _unlike(name, source, f"{count} elements")
+
+
+def _unlike(name: str, source: WeightSource, made: str) -> OffloadStoreError:
+    return OffloadStoreError(
+        f"{name} was announced as {source.dtype} {tuple(source.shape)} and came as {made}"
+    )
 
 
 def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
