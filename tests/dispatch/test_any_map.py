@@ -132,7 +132,10 @@ def test_gradients_are_those_of_the_undivided_model(sim, data):
         for (name, want), got in zip(plain.named_parameters(), model.parameters(), strict=True):
             assert (want.grad is None) == (got.grad is None), name
             if want.grad is not None:
-                torch.testing.assert_close(got.grad.cpu(), want.grad, msg=name)
+                # The second step begins from weights that differ by the rounding of the first.
+                torch.testing.assert_close(
+                    got.grad.cpu(), want.grad, rtol=1e-4, atol=1e-4, msg=name
+                )
         other.step()
         optimizer.step()
     for (name, want), got in zip(plain.named_parameters(), model.parameters(), strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import json
 import pickle
@@ -22,7 +23,12 @@ from anydevice.errors import (
     SettingError,
     UnknownDeviceError,
 )
-from anydevice.hooks import has_offloaded_params, remove_hook_from_submodules
+from anydevice.hooks import (
+    attach_align_device_hook,
+    has_offloaded_params,
+    remove_hook_from_module,
+    remove_hook_from_submodules,
+)
 
 X = torch.ones(2, 4)
 OFFLOADS = ["cpu", "disk"]
@@ -421,6 +427,87 @@ def test_hooks_removed_leave_an_ordinary_model(sim, tmp_path):
         assert not has_offloaded_params(model)
 
 
+class Buffered(nn.Module):
+    """Buffers of every kind: beside parameters, in a module of their own, tied, the model's own."""
+
+    class Turn(nn.Module):
+        def __init__(self, table):
+            super().__init__()
+            self.register_buffer("table", table, persistent=False)
+
+        def forward(self, x):
+            return x * self.table
+
+    def __init__(self):
+        super().__init__()
+        table = torch.tensor([0.5, 1.0, 2.0, 4.0])
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), self.Turn(table)) for _ in range(2)
+        )
+        self.turn = self.Turn(torch.ones(4) / 2)
+        self.register_buffer("shift", torch.arange(4.0))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return self.turn(x) + self.shift
+
+
+def offload_all(how, model, tmp_path):
+    if how == "cpu_offload":
+        return anydevice.cpu_offload(model, 0)
+    if how == "disk_offload":
+        return anydevice.disk_offload(model, tmp_path, 0)
+    if how == "attach":
+        attach_align_device_hook(model, 0, offload=True)
+        return model
+    return anydevice.dispatch_model(model, {"": "cpu"}, main_device=0)
+
+
+@pytest.mark.parametrize("how", ["cpu_offload", "disk_offload", "attach", "dispatch"])
+@pytest.mark.parametrize("whole", [True, False], ids=["submodules", "recurse"])
+def test_buffers_join_their_parameters_when_hooks_are_removed(sim, tmp_path, how, whole):
+    torch.manual_seed(0)
+    model = Buffered()
+    plain = copy.deepcopy(model)
+    offload_all(how, model, tmp_path)
+    assert model.turn.table.device.type == "sim"
+    model(X), plain(X)  # running statistics change
+    if whole:
+        remove_hook_from_submodules(model)
+    else:
+        remove_hook_from_module(model, recurse=True)
+    assert {t.device.type for t in (*model.parameters(), *model.buffers())} == {"cpu"}
+    assert model.blocks[0][2].table is model.blocks[1][2].table
+    torch.testing.assert_close(model.state_dict(), plain.state_dict())
+    torch.testing.assert_close(model.eval()(X), plain.eval()(X))
+    gc.collect()
+    torch.sim.synchronize(0)
+    assert torch.sim.memory_allocated(0) == 0  # the engine's buffers are given back, too
+
+
+def test_buffers_that_are_mapped_to_a_device_stay_there_with_all_that_are_tied_to_them(sim):
+    model = Buffered()
+    device_map = {"": "cpu", "blocks.1.2": 0, "shift": 1}
+    anydevice.dispatch_model(model, device_map, main_device=0)
+    remove_hook_from_submodules(model)
+    assert model.blocks[0][2].table is model.blocks[1][2].table
+    assert str(model.blocks[0][2].table.device) == "sim:0"
+    assert str(model.shift.device) == "sim:1"
+    assert model.turn.table.device.type == "cpu"
+
+
+def test_one_hook_removed_leaves_buffers_where_the_others_need_them(sim):
+    model = Buffered().eval()
+    want = model(X)
+    anydevice.cpu_offload(model, 0)
+    remove_hook_from_module(model)
+    assert torch.allclose(model(X.to("sim:0")).cpu(), want)
+    anydevice.cpu_offload(model, 1)  # hooks again, elsewhere
+    assert str(model.turn.table.device) == "sim:1"
+    assert torch.allclose(model(X), want)
+
+
 def test_undispatch(sim, tmp_path):
     model, want = offloaded("disk", tmp_path), net()(X)
     assert anydevice.undispatch(model, "sim:1") is model
@@ -594,3 +681,18 @@ def test_hooks_of_the_users_outlive_a_dispatch(sim, tmp_path):
     anydevice.cpu_offload(model, 0)
     torch.testing.assert_close(model(x).cpu(), want)
     assert own.calls == 4
+
+
+def test_two_parameters_over_one_memory_stay_so_wherever_it_goes(sim):
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+    model[1].weight = nn.Parameter(model[0].weight.data)
+    one, other = model.parameters()
+    wanted = model(X)
+    anydevice.dispatch_model(model, {"": 0}, force_hooks=True)
+    assert all(a is b for a, b in zip(model.parameters(), (one, other), strict=True))
+    assert one.device.type == other.device.type == "sim"
+    assert one.untyped_storage()._cdata == other.untyped_storage()._cdata
+    assert torch.allclose(model(X).cpu(), wanted)
+    anydevice.undispatch(model)
+    assert one.device.type == "cpu"
+    assert one.data_ptr() == other.data_ptr()

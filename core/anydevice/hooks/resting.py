@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 
 import torch
 
 from anydevice.devices import CPU, Device
 from anydevice.errors import ModelError
 from anydevice.modules import Slot, exchange
+from anydevice.sizes import tie_key
 from anydevice.tensors import move_tensor
 
 __all__ = ["Weight", "gather_weights"]
@@ -56,10 +57,14 @@ class Weight:
                 f"{self.names[0]} has shape {tuple(old.shape)}, the value given for it "
                 f"{tuple(value.shape)}"
             )
+        held = [slot.get() for slot in self.slots]
         exchange(self.slots[0], value)
-        new = self.slots[0].get()
-        for slot in self.slots[1:]:
-            slot.put(new)
+        new = self.tensor
+        for slot, before in zip(self.slots[1:], held[1:], strict=True):
+            if before is old:
+                slot.put(new)
+            else:  # another Parameter over the same memory: so it shall stay
+                exchange(slot, new)
 
     def check_value(self) -> None:
         """Make sure that there is a value to move.
@@ -92,12 +97,13 @@ def gather_weights(named: Iterable[tuple[str, Slot]], where: Where) -> list[Weig
         named: full names and slots.
         where: says where each shall rest.
     """
-    weights: dict[int, Weight] = {}
+    weights: dict[Hashable, Weight] = {}
     for name, slot in named:
         device = where(name, slot)
-        weight = weights.get(id(slot.get()))
+        key = tie_key(slot.table[slot.name])
+        weight = weights.get(key)
         if weight is None:
-            weights[id(slot.get())] = Weight([name], [slot], device)
+            weights[key] = Weight([name], [slot], device)
             continue
         weight.names.append(name)
         weight.slots.append(slot)
