@@ -296,3 +296,13 @@ def test_a_copy_of_a_part_copies_no_more_than_the_part(sim):
     assert torch.equal(part(X).cpu(), model[1](X).cpu())
     held = {id(slot.module) for slot in part._hf_hook.unit.slots}
     assert held == {id(part)}
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_the_buffers_of_an_offloaded_module_rest_beside_its_weights_without_the_hook(sim, whole):
+    module = nn.Sequential(See(), See()) if whole else See()
+    hook = AlignDevicesHook("sim:0", offload=True, place_submodules=whole)
+    add_hook_to_module(module, hook)
+    assert {b.device.type for b in module.buffers()} == {"sim"}
+    remove_hook_from_module(module)
+    assert {t.device.type for t in (*module.parameters(), *module.buffers())} == {"cpu"}

@@ -17,8 +17,14 @@ from anydevice.hooks.offload import CpuOffload
 from anydevice.hooks.resting import gather_weights
 from anydevice.hooks.state import align_hook_of
 from anydevice.hooks.units import Layout, attach_units
-from anydevice.modules import iter_slots
-from anydevice.placement import Placement, check_budgets, find_blocks, resolve_device_map
+from anydevice.modules import Slot, iter_slots
+from anydevice.placement import (
+    DeviceMap,
+    Placement,
+    check_budgets,
+    find_blocks,
+    resolve_device_map,
+)
 from anydevice.transfer import Engine, read_prefetch_depth
 
 __all__ = ["dispatch_model", "dispatch_offloaded", "dispatch_placed", "hook_model"]
@@ -178,9 +184,22 @@ def hook_model(
         resting=places.rest,
         limits={device: size // max(1, places.placement.ahead) for device, size in room.items()},
         skip_keys=skip_keys,
+        lodgers=_lodgers(model, places),
     )
     attach_units(model, layout, engine)
     model.__dict__[ENGINE] = engine
+
+
+def _lodgers(model: nn.Module, places: Places) -> list[Slot]:
+    """Buffers whose entry of the map is not an accelerator, but whose module runs on one."""
+    if places.offload_buffers:
+        return []
+    entries = DeviceMap(places.placement)
+    return [
+        slot
+        for name, slot in iter_slots(model)
+        if slot.is_buffer and not entries.lookup(name).is_accelerator
+    ]
 
 
 def dispatch_offloaded(

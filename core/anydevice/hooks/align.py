@@ -78,6 +78,8 @@ class AlignDevicesHook(ModelHook):
         self.engine = engine
         self.passes = passes
         self.glue = glue
+        #: Buffers that are on the execution device for the hooks' sake, and go back to the host.
+        self.lodgers: Sequence[Slot] = ()
         self._aliases: list[_Alias] = []
         self._planned = False
         self._loading: Any = None
@@ -98,6 +100,7 @@ class AlignDevicesHook(ModelHook):
         offload: bool = False,
         io_same_device: bool = False,
         skip_keys: str | list[str] | None = None,
+        lodgers: Sequence[Slot] = (),
     ) -> AlignDevicesHook:
         """Make a hook for weights that are in their places already: attaching it moves nothing.
 
@@ -110,6 +113,7 @@ class AlignDevicesHook(ModelHook):
             offload: whether any of its weights is offloaded.
             io_same_device: see the class.
             skip_keys: see the class.
+            lodgers: buffers of offloaded modules that are on the execution device meanwhile.
         """
         hook = cls(
             execution.torch if execution is not None else None,
@@ -121,6 +125,7 @@ class AlignDevicesHook(ModelHook):
             glue=glue,
         )
         hook._planned = True
+        hook.lodgers = lodgers
         hook._aliases = find_aliases(slots)
         return hook
 
@@ -158,6 +163,8 @@ class AlignDevicesHook(ModelHook):
                 weight.hold(move_tensor(self._value(weight.names[0]).detach(), CPU))
             else:
                 weight.move()
+        if self.offload:
+            self.lodgers = [slot for name, slot in slots if rest(name, slot) != CPU]
         away = [(name, slot) for name, slot in slots if rest(name, slot) == CPU and self.offload]
         if away:
             engine = self.engine if self.engine is not None else Engine()
@@ -253,12 +260,21 @@ class AlignDevicesHook(ModelHook):
                 raise UnplacedWeightError(_explain(module, stray, self._target)) from error
 
     def detach_hook(self, module: nn.Module) -> nn.Module:
-        """Leave the weights where they rest."""
+        """Leave the weights where they rest; buffers that were away from them join them.
+
+        Where parts of the module are still hooked, these need the buffers where they are.
+        """
         self.unit = None
         self._aliases = []
         if self._loading is not None:
             self._loading.remove()
-            self.passes = self._loading = None
+            self._loading = None
+        if self.passes is not None:
+            self.passes.close()  # a model without hooks needs no buffers of its engine
+            self.passes = None
+        if self.lodgers and not any(HOOK in part.__dict__ for part in module.modules()):
+            _bring_home(module, set(self.lodgers))
+            self.lodgers = ()
         return module
 
     def _leave(self) -> torch.device | None:
@@ -317,6 +333,18 @@ def _settle(module: nn.Module, *_args: Any) -> None:
         passes = getattr(part, "passes", None)
         if passes is not None:
             passes.settle()
+
+
+def _bring_home(module: nn.Module, lodgers: set[Slot]) -> None:
+    """Bring buffers to the host; not those that are tied to a tensor that belongs elsewhere."""
+
+    def home(_name: str, slot: Slot) -> Device:
+        tensor = slot.get()
+        return CPU if slot in lodgers or tensor is None else parse_device(tensor.device)
+
+    for weight in gather_weights(iter_slots(module), home):
+        if weight.rest == CPU and not weight.tensor.is_meta:
+            weight.move()
 
 
 class _Alias:

@@ -148,6 +148,11 @@ def attach_align_device_hook_on_blocks(
             weight.hold(move_tensor(weights_map[name].detach(), CPU))
         else:
             weight.move()
+    lodgers = [
+        slot
+        for name, slot in iter_slots(module, module_name)
+        if slot.is_buffer and not offload_buffers and _nearest(offloads, name)
+    ]
     layout = Layout(
         execution=lambda name: _covering(places, name),
         main=places.main_device,
@@ -156,6 +161,7 @@ def attach_align_device_hook_on_blocks(
         skip_keys=skip_keys,
         io_same_device=module_name == "",
         prefix=module_name,
+        lodgers=lodgers,
     )
     attach_units(module, layout, Engine())
 

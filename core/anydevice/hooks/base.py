@@ -330,11 +330,11 @@ def remove_hook_from_module(module: nn.Module, recurse: bool = False) -> nn.Modu
             state.pop("forward", None)
         else:  # one that the user had put in the instance
             state["forward"] = original
-    if hook is not None:
-        hook.detach_hook(module)
     if recurse:
         for child in module.children():
             remove_hook_from_module(child, recurse)
+    if hook is not None:  # the outermost is the last, and finds a model without hooks
+        hook.detach_hook(module)
     return module
 
 
@@ -342,7 +342,8 @@ def remove_hook_from_submodules(module: nn.Module) -> None:
     """Remove the hooks of a module and of all its submodules. Their weights stay where they rest.
 
     What is left is an ordinary model, with the same Parameters as ever, ties and all. Weights that
-    were offloaded are host tensors; `anydevice.undispatch` also brings all to one device.
+    were offloaded are host tensors, and buffers that were kept on a device for them join them
+    there; `anydevice.undispatch` also brings all to one device.
 
     Args:
         module: the module; changed in place.

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -49,6 +49,7 @@ class Layout:
         skip_keys: see `AlignDevicesHook`.
         io_same_device: whether the outermost module's output follows its input.
         prefix: the outermost module's full name.
+        lodgers: buffers of offloaded modules that are where these run.
     """
 
     execution: Callable[[str], Device | None]
@@ -60,6 +61,7 @@ class Layout:
     skip_keys: str | list[str] | None = None
     io_same_device: bool = True
     prefix: str = ""
+    lodgers: Sequence[Slot] = ()
 
 
 @dataclasses.dataclass
@@ -231,6 +233,7 @@ class _Attaching:
             offload=unit is not None,
             io_same_device=same,
             skip_keys=self.layout.skip_keys,
+            lodgers=self.layout.lodgers if root else (),
         )
         add_hook_to_module(node.module, hook, append=True)
 
