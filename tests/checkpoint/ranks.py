@@ -26,7 +26,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from anydevice.checkpoint import broadcasting, load_checkpoint_in_model
+from anydevice.checkpoint import applying, broadcasting, load_checkpoint_in_model
 from anydevice.checkpoint.mapped import backing_of
 from anydevice.errors import CheckpointError, CheckpointMismatchError, CheckpointNotFoundError
 
@@ -99,6 +99,26 @@ def plain_broadcast(folder, rank, world):
     sent.clear()
     load_checkpoint_in_model(Net(), path, broadcast_from_rank0=True)
     assert len([n for n in sent if n > 1000]) == 1  # all weights in one message
+
+
+def rank_0_reads_once(folder, rank, world):
+    read = []
+    real = applying.stream
+
+    def counted(requests, **options):
+        read.append(sum(request.info.nbytes for request in requests))
+        real(requests, **options)
+
+    applying.stream = counted
+    for device in ("meta", "cpu"):
+        with torch.device(device):
+            model = Net()
+        path = folder / "model.safetensors" if rank == 0 else folder / "not here"
+        model = model.bfloat16()
+        load_checkpoint_in_model(model, path, broadcast_from_rank0=True)
+        equal(model, expected(folder), torch.bfloat16)
+    assert sum(read) == 0, read  # it takes what it sends
+    applying.stream = real
 
 
 def to_disk(folder, rank, world):
@@ -244,7 +264,14 @@ def outcome(kind, words):
 
 #: A rank that waits longer than this for another is told of by an error.
 PATIENCE = datetime.timedelta(seconds=60)
-ORDER = (plain_broadcast, to_disk, dtensors, fsdp_within_tensor_parallelism, failures)
+ORDER = (
+    plain_broadcast,
+    rank_0_reads_once,
+    to_disk,
+    dtensors,
+    fsdp_within_tensor_parallelism,
+    failures,
+)
 CASES = {f.__name__: f for f in ORDER}
 
 

@@ -1,4 +1,5 @@
 import builtins
+import contextlib
 import io
 import itertools
 import threading
@@ -150,7 +151,9 @@ def test_the_cast_is_made_on_the_host_where_the_device_cannot(sim, checkpoint, t
     require_right(requests, truth)
 
 
-def test_every_byte_is_read_once_and_in_order(checkpoint, truth, monkeypatch):
+@contextlib.contextmanager
+def watched(monkeypatch):
+    """File, position and length of each read inside."""
     reads = []
     lock = threading.Lock()
 
@@ -162,12 +165,17 @@ def test_every_byte_is_read_once_and_in_order(checkpoint, truth, monkeypatch):
                 reads.append((self.name, at, count))
             return count
 
-    monkeypatch.setattr(
-        builtins, "open", lambda path, mode="r", **kwargs: Watched(path, mode.replace("b", ""))
-    )
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            builtins, "open", lambda path, mode, **_: Watched(path, mode.replace("b", ""))
+        )
+        yield reads
+
+
+def test_every_byte_is_read_once_and_in_order(checkpoint, truth, monkeypatch):
     requests = requests_for(checkpoint, "cpu", torch.bfloat16)
-    stream(list(requests.values()), buffer_bytes=1, workers=1)
-    monkeypatch.undo()
+    with watched(monkeypatch) as reads:
+        stream(list(requests.values()), buffer_bytes=1, workers=1)
     require_right(requests, truth)
     assert sum(count for _, _, count in reads) == checkpoint.nbytes
     assert reads == sorted(reads)
@@ -175,6 +183,19 @@ def test_every_byte_is_read_once_and_in_order(checkpoint, truth, monkeypatch):
         assert file != next_file or at + count <= next_at
     # Forty small neighbours are not forty reads.
     assert len(reads) < checkpoint.nbytes // streaming._SMALLEST_RUN + 10
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim:0"])
+def test_names_of_one_storage_are_read_once(sim, device, tmp_path, monkeypatch):
+    large = torch.arange(300_000.0)
+    state = {"a": large, "b": large, "part": large[1000:2000], "c": torch.ones(3)}
+    torch.save(state, tmp_path / "m.bin")
+    checkpoint = open_checkpoint(tmp_path / "m.bin")
+    requests = requests_for(checkpoint, device, torch.bfloat16)
+    with watched(monkeypatch) as reads:
+        stream(list(requests.values()), buffer_bytes=1, workers=1)
+    require_right(requests, state)
+    assert sum(count for _, _, count in reads) <= large.nbytes + 8192
 
 
 @pytest.mark.parametrize("device", ["cpu", "sim:0"])

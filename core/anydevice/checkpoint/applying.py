@@ -139,7 +139,7 @@ class Loading:
             with collector_paused():
                 for target in ways["map"]:
                     self._take(target)
-            requests = {target: _request(target) for target in ways["stream"]}
+            requests = {t: _request(t) for t in ways["stream"] if t not in self.values}
             fills = {t: r for t, r in requests.items() if r.into is not None}
             self._read({t: r for t, r in requests.items() if r.into is None}, ways["convert"])
             self.write(ways["write"], {})

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import nn
 
 from anydevice.checkpoint.applying import Loading, LoadReport, memory_to_fill
+from anydevice.checkpoint.converting import convert
 from anydevice.checkpoint.info import TensorInfo
 from anydevice.checkpoint.matching import Plan, Target
 from anydevice.checkpoint.options import LoadOptions
@@ -62,11 +63,11 @@ def load_from_rank0(
             "on every rank first, or load without it"
         )
     source = _open(find)
-    loading: Loading | None = None
+    loading: _Sending | _Receiving | None = None
     with _Agreement("prepare for the checkpoint") as agreement:
         plan = plan_for(source)
         _require_rows(plan)
-        kind = Loading if dist.get_rank() == 0 else _Receiving
+        kind = _Sending if dist.get_rank() == 0 else _Receiving
         loading = kind(model, source, plan, options, bar)
     agreement.require()
     assert loading is not None
@@ -82,7 +83,7 @@ def load_from_rank0(
         if isinstance(loading, _Receiving):
             loading.receive(messages, channel)
         else:
-            _send(source, messages, channel, bar)
+            loading.send(messages, channel)
         loading.prepare()
     with loading.explained():
         agreement.require()
@@ -268,34 +269,81 @@ def _message_device() -> Device:
     return Device(kinds[0], int(module.current_device()))
 
 
-def _send(source: Checkpoint, messages: list[_Message], channel: _Channel, bar: Progress) -> None:
-    """Rank 0: fill one message while the one before it travels."""
-    travelling: Any = None
-    failure: Exception | None = None
-    for turn, message in enumerate(messages):
-        parcel, status = channel.parcel(turn, message.nbytes)
-        try:
-            for rows in message.rows:
-                tensor = source.tensor(rows.name)
-                part = tensor[rows.start : rows.stop] if tensor.dim() else tensor
-                flat = part.contiguous().view(-1).view(torch.uint8)
-                parcel[rows.offset : rows.offset + rows.nbytes].copy_(flat)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the others are waiting
-            failure = error
-        status.fill_(failure is not None)
+class _Taking(Loading):
+    """Loading that takes weights from rows as they pass by."""
+
+    def _keep_rows(self, target: Target, rows: _Rows, data: torch.Tensor) -> None:
+        """Copy what this rank holds of some rows to its place."""
+        first, stop = rows.start, rows.stop
+        begin = 0
+        if target.part:
+            begin, length = target.part[0]
+            first, stop = max(first, begin), min(stop, begin + length)
+            if first >= stop:
+                return
+            data = data[first - rows.start : stop - rows.start]
+            for dim, (start, size) in enumerate(target.part[1:], 1):
+                data = data.narrow(dim, start, size)
+        place = self._place_for(target)
+        if place.dim() == 0:
+            place = place.view(1)
+        on_device = target.device.is_accelerator
+        moved = convert(data, target) if on_device else move_tensor(data, CPU)
+        place[first - begin : stop - begin].copy_(
+            moved.view(place[first - begin : stop - begin].shape)
+        )
+
+    def _place_for(self, target: Target) -> torch.Tensor:
+        if target not in self.values:
+            into = memory_to_fill(target)
+            self.touched |= into is not None
+            self.values[target] = _empty(target) if into is None else into
+            self.report.read_bytes += target.info.nbytes
+        return self.values[target]
+
+
+class _Sending(_Taking):
+    """Loading on rank 0, which reads for all.
+
+    What it needs in memory itself it takes from what it sends, so that no byte is read twice; what
+    it casts for its own disk is read again, in pieces, rather than held.
+    """
+
+    def send(self, messages: list[_Message], channel: _Channel) -> None:
+        """Fill one message while the one before it travels.
+
+        Raises:
+            Exception: whatever kept it from reading; the others have been told.
+        """
+        by_name = _by_name(self.ways["stream"])
+        travelling: Any = None
+        failure: Exception | None = None
+        for turn, message in enumerate(messages):
+            parcel, status = channel.parcel(turn, message.nbytes)
+            try:
+                for rows in message.rows:
+                    tensor = self.checkpoint.tensor(rows.name)
+                    part = tensor[rows.start : rows.stop] if tensor.dim() else tensor.view(1)
+                    flat = part.contiguous().view(-1).view(torch.uint8)
+                    parcel[rows.offset : rows.offset + rows.nbytes].copy_(flat)
+                    for target in by_name.get(rows.name, ()):
+                        self._keep_rows(target, rows, part)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the others are waiting
+                failure = error
+            status.fill_(failure is not None)
+            if travelling is not None:
+                travelling.wait()
+            travelling = dist.broadcast(parcel, src=0, async_op=True)
+            self.bar.advance(message.nbytes)
+            if failure is not None:
+                break
         if travelling is not None:
             travelling.wait()
-        travelling = dist.broadcast(parcel, src=0, async_op=True)
-        bar.advance(message.nbytes)
         if failure is not None:
-            break
-    if travelling is not None:
-        travelling.wait()
-    if failure is not None:
-        raise failure
+            raise failure
 
 
-class _Receiving(Loading):
+class _Receiving(_Taking):
     """Loading on a rank that has no checkpoint."""
 
     checkpoint: _Described
@@ -309,9 +357,7 @@ class _Receiving(Loading):
         Raises:
             CheckpointError: rank 0 failed.
         """
-        by_name: dict[str, list[Target]] = {}
-        for target in self.plan.targets:
-            by_name.setdefault(target.name, []).append(target)
+        by_name = _by_name(self.plan.targets)
         whole = set(_whole_names(self.checkpoint, self.plan))
         failure: Exception | None = None
         for turn, message in enumerate(messages):
@@ -345,40 +391,19 @@ class _Receiving(Loading):
                     self.values[target] = _empty(target)
             self.write([t for t in self.plan.targets if t.device == DISK], self.values)
 
-    def _keep_rows(self, target: Target, rows: _Rows, data: torch.Tensor) -> None:
-        """Copy what this rank holds of some rows to its place."""
-        first, stop = rows.start, rows.stop
-        begin = 0
-        if target.part:
-            begin, length = target.part[0]
-            first, stop = max(first, begin), min(stop, begin + length)
-            if first >= stop:
-                return
-            data = data[first - rows.start : stop - rows.start]
-            for dim, (start, size) in enumerate(target.part[1:], 1):
-                data = data.narrow(dim, start, size)
-        place = self._place_for(target)
-        if place.dim() == 0:
-            place = place.view(1)
-        moved = move_tensor(data, _home(target))
-        place[first - begin : stop - begin].copy_(
-            moved.view(place[first - begin : stop - begin].shape)
-        )
-
-    def _place_for(self, target: Target) -> torch.Tensor:
-        if target not in self.values:
-            into = memory_to_fill(target)
-            self.touched |= into is not None
-            self.values[target] = _empty(target) if into is None else into
-            self.report.read_bytes += target.info.nbytes
-        return self.values[target]
-
     def _keep_whole(self, rows: _Rows, data: torch.Tensor) -> None:
         tensors = self.checkpoint.tensors
         if rows.name not in tensors:
             tensors[rows.name] = torch.empty(rows.info.shape, dtype=rows.info.dtype, device="cpu")
         tensor = tensors[rows.name]
         (tensor if tensor.dim() else tensor.view(1))[rows.start : rows.stop].copy_(data)
+
+
+def _by_name(targets: list[Target]) -> dict[str, list[Target]]:
+    found: dict[str, list[Target]] = {}
+    for target in targets:
+        found.setdefault(target.name, []).append(target)
+    return found
 
 
 def _home(target: Target) -> Device:

@@ -131,22 +131,24 @@ def _runs(requests: Iterable[Request], longest: int) -> Iterator[_Run]:
     """Divide requests into runs: neighbours in the file together, long tensors in several."""
     parts: list[_Part] = []
     start = end = 0
-    for part in _parts(requests, longest):
+    # Names of one storage, as in torch files, come side by side so, and are read once.
+    order = sorted(_parts(requests, longest), key=lambda p: (p.request.info.file, p.offset))
+    for part in order:
         new_end = part.offset + part.nbytes
         same = parts and parts[0].request.info.file == part.request.info.file
-        if parts and not (same and end <= part.offset <= end + 4096 and new_end - start <= longest):
+        if parts and not (same and part.offset <= end + 4096 and new_end - start <= longest):
             yield _Run(parts[0].request.info.file, start, end - start, parts)
             parts = []
         if not parts:
-            start = part.offset
+            start = end = part.offset
         parts.append(part)
-        end = new_end
+        end = max(end, new_end)
     if parts:
         yield _Run(parts[0].request.info.file, start, end - start, parts)
 
 
 def _parts(requests: Iterable[Request], longest: int) -> Iterator[_Part]:
-    for request in sorted(requests, key=lambda r: (r.info.file, r.info.offset)):
+    for request in requests:
         info = request.info
         assert info.offset is not None
         itemsize = info.dtype.itemsize
