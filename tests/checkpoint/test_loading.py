@@ -594,6 +594,31 @@ def test_half_loaded_is_said_when_memory_of_the_model_was_being_filled(sim, path
     assert str(model.embed.weight.device) == "sim:0"
 
 
+def test_an_interrupt_says_whether_the_model_is_half_loaded(path, monkeypatch):
+    def interrupt(requests, **kwargs):
+        if requests:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(applying, "stream", interrupt)
+    with pytest.raises(KeyboardInterrupt, match=r"^$"):
+        load_checkpoint_in_model(on_meta(), path, dtype=torch.float16)
+    with pytest.raises(KeyboardInterrupt, match=r"Net is half-loaded.*Load it again"):
+        load_checkpoint_in_model(Net().half(), path)
+
+
+def test_memory_of_the_model_is_filled_when_nothing_else_can_fail(path, tmp_path, monkeypatch):
+    model = Net().half()
+    before = snapshot(model)
+
+    def full(folder, tensors):
+        raise OffloadStoreError("the disk is full")
+
+    monkeypatch.setattr(applying, "write_store", full)
+    with pytest.raises(OffloadStoreError, match=r"^the disk is full$"):
+        load_checkpoint_in_model(model, path, {"": "cpu", "layers.1": "disk"}, tmp_path / "off")
+    require_unchanged(model, before)
+
+
 def test_memory_that_the_model_has_on_a_device_is_filled_not_doubled(sim, truth, path):
     sim.configure(devices=1, memory="1MiB", mode="lazy")
     big = nn.Linear(300, 500, bias=False)  # 600 kB: two of them have no room
