@@ -6,7 +6,6 @@
     ├── BackendError              (RuntimeError)   a backend plugin is at fault
     │   └── DuplicateBackendError                  two packages claim one type
     ├── UnknownDeviceError        (ValueError)     a device that cannot be named, or is not here
-    ├── SettingError              (ValueError)     an option whose value cannot be
     ├── BudgetError               (ValueError)     a memory budget: unreadable, or too small
     ├── DeviceMapError            (ValueError)     a device map that does not fit its model
     ├── ModelError                (ValueError)     a module or tensor that is not as needed
@@ -44,10 +43,6 @@ class DuplicateBackendError(BackendError):
 
 class UnknownDeviceError(AnyDeviceError, ValueError):
     """A device that cannot be named, or that this machine does not have."""
-
-
-class SettingError(AnyDeviceError, ValueError):
-    """An option whose value cannot be; the message names it and says what may be."""
 
 
 class BudgetError(AnyDeviceError, ValueError):

@@ -10,9 +10,16 @@ import re
 from collections.abc import Container, Sequence
 from typing import Any, Final
 
-from anydevice.errors import BudgetError
+from anydevice.errors import BudgetError, OptionError
 
-__all__ = ["as_float", "format_bytes", "lay_out_table", "list_some", "parse_bytes"]
+__all__ = [
+    "as_float",
+    "format_bytes",
+    "lay_out_table",
+    "list_some",
+    "parse_bytes",
+    "whole_number",
+]
 
 _SIZE: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(?:e\+?(\d{1,4}))?\s*(?:([kmgtp])(i?)b?|b)?", re.I)
 #: More bytes cannot be counted by torch, nor by most systems.
@@ -44,6 +51,27 @@ def parse_bytes(size: int | float | str) -> int:
     if number_of_bytes > _LARGEST:
         raise BudgetError(f"{_cut(size)} is not a size: no device has so much; {_USE}")
     return number_of_bytes
+
+
+def whole_number(name: str, value: Any, least: int, meaning: str) -> int:
+    """Read an argument that counts something.
+
+    Args:
+        name: of the argument.
+        value: what was given; numpy's integers too, but not True and False.
+        least: the smallest that it may be.
+        meaning: what it counts, for the message.
+
+    Raises:
+        OptionError: it is not a whole number, or too small.
+    """
+    try:
+        number = least - 1 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = least - 1
+    if number < least:
+        raise OptionError(f"{name}={value!r}: {meaning} is needed, a whole number from {least} on")
+    return number
 
 
 def _parse_text(size: str) -> int:

@@ -11,7 +11,7 @@ from anydevice.errors import (
     AnyDeviceError,
     BudgetError,
     CheckpointNotFoundError,
-    SettingError,
+    OptionError,
     UnknownDeviceError,
 )
 
@@ -105,11 +105,11 @@ def test_a_bad_map_is_refused_before_loading(sim, checkpoint, device_map, error)
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"prefetch_depth": -1}, SettingError, "prefetch_depth=-1: it is how many"),
-        ({"prefetch_depth": 1.5}, SettingError, "prefetch_depth=1.5"),
-        ({"prefetch_depth": True}, SettingError, "prefetch_depth=True"),
-        ({"prefetch_depth": "2"}, SettingError, "prefetch_depth='2'"),
-        ({"prefetch_depth": None}, SettingError, "prefetch_depth=None"),
+        ({"prefetch_depth": -1}, OptionError, "prefetch_depth=-1: how many units"),
+        ({"prefetch_depth": 1.5}, OptionError, "prefetch_depth=1.5"),
+        ({"prefetch_depth": True}, OptionError, "prefetch_depth=True"),
+        ({"prefetch_depth": "2"}, OptionError, "prefetch_depth='2'"),
+        ({"prefetch_depth": None}, OptionError, "prefetch_depth=None"),
         ({"max_memory": {0: 10.5}}, BudgetError, r"max_memory\[0\]: 10.5"),
         ({"headroom": 1.5}, BudgetError, "headroom: 1.5"),
         ({"disk": ""}, BudgetError, "disk .*: ''"),

@@ -12,7 +12,7 @@ from anydevice.errors import (
     CheckpointMismatchError,
     CheckpointNotFoundError,
     ModelError,
-    SettingError,
+    OptionError,
 )
 
 TINY = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 128}
@@ -45,7 +45,7 @@ def test_equals_the_plain_model(tiny_llama, sim):
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"prefetch_depth": -1}, SettingError),
+        ({"prefetch_depth": -1}, OptionError),
         ({"max_memory": {0: 10.5}}, BudgetError),
         ({"headroom": 1.5}, BudgetError),
         ({"disk": -1}, BudgetError),

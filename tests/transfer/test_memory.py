@@ -13,7 +13,7 @@ from tests.transfer.conftest import Block, Offloaded, make_blocks, same
 from torch import nn
 
 from anydevice.devices import parse_device
-from anydevice.errors import BudgetError, SettingError, UnknownDeviceError
+from anydevice.errors import BudgetError, OptionError, UnknownDeviceError
 from anydevice.modules import iter_slots
 from anydevice.transfer import Engine, profile_transfers
 
@@ -205,8 +205,8 @@ def test_where_memory_is_short_a_buffer_is_as_small_as_its_unit(sim, make):
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"prefetch_depth": -1}, SettingError, "prefetch_depth=-1"),
-        ({"prefetch_depth": True}, SettingError, "prefetch_depth=True"),
+        ({"prefetch_depth": -1}, OptionError, "prefetch_depth=-1"),
+        ({"prefetch_depth": True}, OptionError, "prefetch_depth=True"),
         ({"room": {0: -1}}, BudgetError, r"room\[0\]: -1 is not a size: it is negative"),
         ({"room": {0: 1.5}}, BudgetError, r"room\[0\]: 1.5 is not a size"),
         ({"room": {0: None}}, BudgetError, r"room\[0\]: None is not a size"),

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import operator
 import os
 from typing import Final
 
 from anydevice.errors import BudgetError, OptionError
-from anydevice.text import parse_bytes
+from anydevice.text import parse_bytes, whole_number
 
 __all__ = ["DEFAULT_BUFFER_BYTES", "LoadOptions", "read_options", "require_text"]
 
@@ -45,7 +44,7 @@ def read_options(
         None if offload_folder is None else _folder(offload_folder),
         preload,
         _buffer_bytes(buffer_bytes),
-        None if workers is None else _workers(workers),
+        None if workers is None else whole_number("workers", workers, 1, "how many threads read"),
         strict,
         allow_missing,
     )
@@ -74,16 +73,3 @@ def _buffer_bytes(size: int | str) -> int:
         return parse_bytes(size)
     except BudgetError as error:
         raise OptionError(f"buffer_bytes={size!r}: {error}") from None
-
-
-def _workers(workers: int) -> int:
-    try:
-        number = 0 if isinstance(workers, bool) else operator.index(workers)
-    except TypeError:
-        number = 0
-    if number < 1:
-        raise OptionError(
-            f"workers={workers!r}: a whole number of threads from 1 on is needed, or None, which "
-            "chooses"
-        )
-    return number

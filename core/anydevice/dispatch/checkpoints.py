@@ -81,7 +81,7 @@ def load_checkpoint_and_dispatch(
 
     Raises:
         CheckpointError: the checkpoint cannot be used; see `load_checkpoint_in_model`.
-        SettingError, BudgetError, DeviceMapError, UnknownDeviceError, DoesNotFitError, ModelError:
+        OptionError, BudgetError, DeviceMapError, UnknownDeviceError, DoesNotFitError, ModelError:
             see `dispatch_model`.
     """
     prefetch_depth = read_prefetch_depth(prefetch_depth)

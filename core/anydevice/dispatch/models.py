@@ -82,7 +82,7 @@ def dispatch_model(
         The model, with ``hf_device_map`` set.
 
     Raises:
-        SettingError: ``prefetch_depth`` is not a whole number from 0 up.
+        OptionError: ``prefetch_depth`` is not a whole number from 0 up.
         BudgetError: a budget cannot be read, or nothing is given.
         DeviceMapError: the map does not cover the model.
         UnknownDeviceError: a device cannot be read or is not here.

@@ -60,7 +60,9 @@ def account(
             devices[device] += size
     spelled = {name: _spelling(device) for name, device in device_map.items()}
     keys = {places[name]: key for name, key in spelled.items()}
-    offloaded = not offloads.isdisjoint(places.values())
+    visited = None  # where what is offloaded runs
+    if lookup.main_device.is_accelerator and not offloads.isdisjoint(places.values()):
+        visited = keys.get(main, main)
     return Placement(
         spelled,
         model=type(model).__name__,
@@ -71,7 +73,9 @@ def account(
             device: Share(keys.get(device, device), None, devices[device])
             for device in sorted(devices, key=_order)
         },
-        main_device=keys.get(main, main) if offloaded and lookup.main_device.is_accelerator else None,
+        main_device=keys.get(main, main)
+        if offloaded and lookup.main_device.is_accelerator
+        else None,
         offload_buffers=offload_buffers,
     )
 

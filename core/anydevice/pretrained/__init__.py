@@ -71,7 +71,7 @@ def from_pretrained(
         MissingDependencyError: transformers is not installed.
         CheckpointNotFoundError: no checkpoint or config there.
         CheckpointMismatchError: the checkpoint lacks weights of the model, or shapes differ.
-        SettingError, BudgetError, DeviceMapError, UnknownDeviceError: see
+        OptionError, BudgetError, DeviceMapError, UnknownDeviceError: see
             `anydevice.load_checkpoint_and_dispatch`.
     """
     read_prefetch_depth(dispatch_options.get("prefetch_depth", 1))  # before anything is downloaded

@@ -38,7 +38,7 @@ class Engine:
             resting weights; None for half of what is free when it is first needed.
 
     Raises:
-        SettingError: ``prefetch_depth`` is not a whole number from 0 up.
+        OptionError: ``prefetch_depth`` is not a whole number from 0 up.
         BudgetError: a size cannot be read.
         UnknownDeviceError: a device of ``room`` cannot be read.
     """

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping
 from typing import Any
 
 from anydevice.devices import Device, same_devices
-from anydevice.errors import BudgetError, SettingError
-from anydevice.text import parse_bytes
+from anydevice.errors import BudgetError
+from anydevice.text import parse_bytes, whole_number
 
 __all__ = ["read_pin_budget", "read_prefetch_depth", "read_room"]
 
@@ -17,17 +16,9 @@ def read_prefetch_depth(depth: Any) -> int:
     """Read how many units travel ahead.
 
     Raises:
-        SettingError: it is not a whole number from 0 up.
+        OptionError: it is not a whole number from 0 up.
     """
-    try:
-        number = -1 if isinstance(depth, bool) else operator.index(depth)
-    except TypeError:
-        number = -1
-    if number < 0:
-        raise SettingError(
-            f"prefetch_depth={depth!r}: it is how many units travel ahead, 0, 1, 2 ..."
-        )
-    return number
+    return whole_number("prefetch_depth", depth, 0, "how many units travel ahead")
 
 
 def read_room(room: Mapping[Any, Any] | None) -> dict[Device, int] | None:
