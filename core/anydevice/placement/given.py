@@ -73,9 +73,7 @@ def account(
             device: Share(keys.get(device, device), None, devices[device])
             for device in sorted(devices, key=_order)
         },
-        main_device=keys.get(main, main)
-        if offloaded and lookup.main_device.is_accelerator
-        else None,
+        main_device=visited,
         offload_buffers=offload_buffers,
     )
 
