@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch.testing._internal.two_tensor import TwoTensor
 
 from anydevice.checkpoint import open_checkpoint
 from anydevice.checkpoint.mapped import backing_of
@@ -172,6 +173,125 @@ def test_truncations_are_refused(new_format, tmp_path):
         path.write_bytes(raw[:size])
         with pytest.raises(CheckpointError, match=r"cut\.bin"):
             open_checkpoint(path)
+
+
+# ---------------------------------------------------------------------- archives that lie
+
+
+def rewrite(source, target, change):
+    """Copy an archive, each record through ``change(name, content)``; None leaves it out."""
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
+        for name in old.namelist():
+            content = change(name, old.read(name))
+            if content is not None:
+                new.writestr(name, content)
+
+
+@pytest.mark.parametrize("order", ["little", "big"])
+@pytest.mark.parametrize(("numel", "nbytes"), [(64, 16), (4, 400), (5, 16)])
+def test_a_storage_that_is_not_its_record(numel, nbytes, order, tmp_path):
+    """Else the bytes of the neighbour would be taken for weights."""
+    torch.save({"a": torch.ones(4), "b": torch.full((100,), 2.0)}, tmp_path / "m.bin")
+
+    def lie(name, content):
+        if name.endswith("/data.pkl"):  # the number of elements is an 8-bit integer, K
+            return content.replace(b"K\x04tq", b"K" + bytes([numel]) + b"tq")
+        if name.endswith("/byteorder"):
+            return order.encode()
+        return bytes(nbytes) if name.endswith("/data/0") else content
+
+    rewrite(tmp_path / "m.bin", tmp_path / "lie.bin", lie)
+    with pytest.raises(CorruptCheckpointError, match=r"lie\.bin has a tensor of \d+ bytes in a"):
+        open_checkpoint(tmp_path / "lie.bin")
+
+
+def test_an_entry_that_is_cut_in_the_table(tmp_path):
+    path = tmp_path / "m.bin"
+    torch.save({"a": torch.ones(100), "b": torch.ones(8)}, path)
+    raw = path.read_bytes()
+    entry = raw.rindex(b"PK\1\2", 0, raw.rindex(b"m/data/0"))  # in the table at the end
+    path.write_bytes(raw[: entry + 20] + struct.pack("<II", 40, 40) + raw[entry + 28 :])
+    with pytest.raises(CorruptCheckpointError, match=r"a tensor of 400 bytes in a record of 40"):
+        open_checkpoint(path)
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor", "ignore:TypedStorage")
+@pytest.mark.parametrize("first", ["sparse", "quantized", "wrapper"])
+def test_what_cannot_be_mapped_does_not_shift_what_is_behind_it(first, tmp_path):
+    """Records of one size: each tensor could be taken for its neighbour, and nobody would see."""
+    values = torch.tensor([5.0, 6.0], dtype=torch.float64)
+    other = {
+        "sparse": lambda: torch.cat([values, values * 0]).to_sparse(),
+        "quantized": lambda: torch.quantize_per_tensor(torch.ones(16), 0.1, 0, torch.qint8),
+        "wrapper": lambda: TwoTensor(values, values + 2),
+    }[first]()
+    state = {"first": other, "a": values - 4, "b": values - 2}
+    torch.save(state, tmp_path / "m.bin")
+    with torch.serialization.safe_globals([TwoTensor]):
+        checkpoint = open_checkpoint(tmp_path / "m.bin")
+    assert checkpoint.tensor("a").tolist() == [1, 2]
+    assert checkpoint.tensor("b").tolist() == [3, 4]
+    assert backing_of(checkpoint.tensor("b")) is not None
+    found = checkpoint.tensor("first")
+    if first == "wrapper":
+        assert (found.a.tolist(), found.b.tolist()) == ([5, 6], [7, 8])
+    else:
+        dense = "to_dense" if first == "sparse" else "dequantize"
+        assert torch.equal(getattr(found, dense)(), getattr(other, dense)())
+
+
+def test_other_loads_of_torch_are_left_alone(tmp_path):
+    """To note what is loaded, torch is given a callback for good."""
+    torch.save({"w": torch.ones(2)}, tmp_path / "m.bin")
+    open_checkpoint(tmp_path / "m.bin")
+    assert torch.load(tmp_path / "m.bin")["w"].tolist() == [1, 1]
+    assert torch.load(tmp_path / "m.bin", map_location="meta")["w"].is_meta
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_is_refused_by_name(tmp_path):
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    torch.save({"w": torch.ones(2), "ragged": nested}, tmp_path / "m.bin")
+    with pytest.raises(CorruptCheckpointError, match=r"m\.bin has the nested tensor 'ragged'"):
+        open_checkpoint(tmp_path / "m.bin")
+
+
+def test_a_pickle_that_is_too_large(tmp_path, monkeypatch):
+    monkeypatch.setattr("anydevice.checkpoint.torch_archive._LARGEST_PICKLE", 1000)
+    torch.save({f"w{n}": torch.ones(2) for n in range(3)}, tmp_path / "m.bin")
+    assert len(open_checkpoint(tmp_path / "m.bin")) == 3
+    torch.save({f"w{n}": torch.ones(2) for n in range(30)}, tmp_path / "m.bin")
+    with pytest.raises(CorruptCheckpointError, match=r"m\.bin has a pickle of"):
+        open_checkpoint(tmp_path / "m.bin")
+
+
+@pytest.mark.parametrize(
+    ("pickled", "reason"),
+    [
+        (b"\x80\x02cposix\nsystem\n.", "asks for posix.system)"),
+        (b"\x80\x02c__main__\nConfig\n.", "asks for __main__.Config)"),
+        (b"\x80\x02]K\x01R.", "calls what makes no tensor)"),
+        (b"\x80\x02X\x01\x00\x00\x00aK\x01b.", "calls what makes no tensor)"),
+        (b"\x80\x02\xff.", "UnpicklingError: Unsupported operand 255. Fetch"),
+        (b"\x80\x02}", "EOFError: it ends too early. Fetch"),
+    ],
+)
+def test_the_reason_is_told_in_our_words_and_whole(pickled, reason, tmp_path):
+    torch.save({"w": torch.ones(2)}, tmp_path / "m.bin")
+    rewrite(
+        tmp_path / "m.bin",
+        tmp_path / "bad.bin",
+        lambda name, content: pickled if name.endswith("/data.pkl") else content,
+    )
+    with pytest.raises(CheckpointError, match=r"bad\.bin") as caught:
+        open_checkpoint(tmp_path / "bad.bin")
+    message = str(caught.value)
+    assert reason in message
+    assert "we changed the default" not in message
+    assert "file an issue" not in message
+
+
+# ---------------------------------------------------------------------- fuzzing
 
 
 @settings(

@@ -7,15 +7,15 @@ pickles and bytes, which torch reads into memory.
 from __future__ import annotations
 
 import pickle
-import sys
+import re
 import warnings
-import zipfile
 from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
 
 from anydevice.checkpoint.mapped import FileIdentity, map_file
+from anydevice.checkpoint.torch_archive import Archive, noting_storages
 from anydevice.errors import CorruptCheckpointError, UnsafeCheckpointError
 
 __all__ = ["looks_like_torch", "read_torch_file", "state_dict_of"]
@@ -31,6 +31,10 @@ _CODE_WORDS: Final = (
     "persistent_load",
     "torchscript",
 )
+#: What torch's messages ask for by name, and how their lines of advice begin.
+_GLOBAL: Final = re.compile(r"GLOBAL (\S+)")
+_IMPORT: Final = re.compile(r"\S+ must be imported to load .+")
+_ADVICE: Final = ("Weights only load failed", "Please file an issue", "Check the documentation")
 
 
 def looks_like_torch(start: bytes) -> bool:
@@ -50,14 +54,18 @@ def read_torch_file(path: str) -> Any:
         raise CorruptCheckpointError(f"{path} is empty. Fetch it again, or save it again.")
     with open(path, "rb") as file:
         is_zip = file.read(len(_ZIP)) == _ZIP
-    records = _records(path) if is_zip else {}
+    archive = Archive.read(path) if is_zip else None
+    storages: list[tuple[int, int]] = []
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), noting_storages(storages):
             warnings.simplefilter("ignore")  # TypedStorage, and hints that the errors below give
             loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip or None)
     except Exception as error:  # a damaged pickle can fail in any way
         raise _refusal(path, error) from error
-    return _mapped_anew(path, loaded, records) if is_zip else loaded
+    if archive is None or not storages:
+        return loaded
+    start = archive.start_in_memory(storages)
+    return _mapped_anew(path, loaded, start) if archive.is_native else loaded
 
 
 def state_dict_of(loaded: Any, path: str) -> dict[str, Any]:
@@ -76,6 +84,7 @@ def state_dict_of(loaded: Any, path: str) -> dict[str, Any]:
             if isinstance(v, Mapping) and any(map(_is_tensor, v.values()))
         ]
         if any(map(_is_tensor, loaded.values())) or not nested:
+            _require_shapes(loaded, path)
             return dict(loaded)
         raise CorruptCheckpointError(
             f"{path} is not a state dict; it holds several things, among them mappings with "
@@ -92,89 +101,55 @@ def _is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
 
 
+def _require_shapes(state: Mapping[str, Any], path: str) -> None:
+    for name, value in state.items():
+        if _is_tensor(value) and value.is_nested and value.layout is torch.strided:
+            raise CorruptCheckpointError(
+                f"{path} has the nested tensor {name!r:.200}, which has no shape. Save its parts "
+                "by names of their own."
+            )
+
+
 def _refusal(path: str, error: Exception) -> Exception:
     text = str(error)
     words = text.lower()
     if isinstance(error, (pickle.UnpicklingError, RuntimeError)) and any(
         w in words for w in _CODE_WORDS
     ):
-        reason = next((line.strip() for line in text.splitlines() if "rror:" in line), text[:300])
+        asked = _GLOBAL.search(text)
+        reason = f"it asks for {asked[1]:.200}" if asked else "it calls what makes no tensor"
         return UnsafeCheckpointError(
             f"{path} holds more than tensors and plain data, and reading it would run code from it "
-            f"({reason:.300}). If you trust it, load it yourself with torch.load(..., "
+            f"({reason}). If you trust it, load it yourself with torch.load(..., "
             "weights_only=False) and save the tensors with safetensors.torch.save_file; or allow "
             "its classes with torch.serialization.add_safe_globals."
         )
+    missing = _IMPORT.search(text)
+    if missing:
+        return CorruptCheckpointError(f"{path} cannot be read yet: {missing[0]:.200}")
+    # Torch's advice is left out: it is to run the file's code.
+    lines = [line.strip() for line in text.splitlines()]
+    reasons = [line for line in lines if line and not line.startswith(_ADVICE)]
+    reason = reasons[0].rstrip(".") if reasons else "it ends too early"
     return CorruptCheckpointError(
-        f"{path} cannot be read as a file of torch.save: {type(error).__name__}: {text:.300}. "
+        f"{path} cannot be read as a file of torch.save: {type(error).__name__}: {reason:.300}. "
         "Fetch it again, or save it again."
     )
 
 
-def _records(path: str) -> dict[int, int]:
-    """Offset and size of each record of tensor bytes in a zip archive.
-
-    Raises:
-        CorruptCheckpointError: it is no whole archive, or one that torch did not write.
-    """
-    try:
-        with zipfile.ZipFile(path) as archive, open(path, "rb") as file:
-            records = {}
-            for entry in archive.infolist():
-                if entry.compress_type != zipfile.ZIP_STORED:
-                    raise CorruptCheckpointError(
-                        f"{path} has the compressed entry {entry.filename!r:.200}; torch.save "
-                        "compresses nothing. Save it again."
-                    )
-                if "/data/" in entry.filename and entry.file_size:
-                    records[_data_offset(file, entry)] = entry.file_size
-                elif entry.filename.endswith("/byteorder"):
-                    with archive.open(entry) as order:
-                        if order.read(16) != sys.byteorder.encode():
-                            return {}  # torch swaps the bytes in memory: nothing can be mapped
-            return records
-    except CorruptCheckpointError:
-        raise
-    except Exception as error:  # noqa: BLE001 - a damaged archive can fail in any way
-        raise CorruptCheckpointError(
-            f"{path} is not a whole zip archive: {error!s:.200}. Fetch it again, or save it again."
-        ) from None
-
-
-def _data_offset(file: Any, entry: zipfile.ZipInfo) -> int:
-    """Where an entry's bytes begin: behind its local header, whose length is in the header."""
-    file.seek(entry.header_offset + 26)
-    lengths = file.read(4)
-    return (
-        entry.header_offset
-        + 30
-        + int.from_bytes(lengths[:2], "little")
-        + int.from_bytes(lengths[2:], "little")
-    )
-
-
-def _mapped_anew(path: str, loaded: Any, records: dict[int, int]) -> Any:
+def _mapped_anew(path: str, loaded: Any, start: int) -> Any:
     """Exchange tensors of torch's mapping for views of ours, so that their file is known.
 
-    Torch's tensors are views of one mapping, and torch does not say where it begins. But the
-    records' offsets are known from the archive: the lowest storage is the first record. Unless this
-    holds for each storage, all stay as torch gave them.
+    Torch's mapping begins at the address ``start``.
     """
     tensors: list[torch.Tensor] = []
     _walk(loaded, tensors)
-    plain = [t for t in tensors if _is_plain(t)]
-    starts = {s.data_ptr(): s.nbytes() for t in plain if (s := t.untyped_storage()).nbytes()}
-    if not starts or not records:
-        return loaded
-    base = min(starts) - min(records)
-    if any(records.get(pointer - base) != nbytes for pointer, nbytes in starts.items()):
-        return loaded
     file = map_file(path, own=True)
     new: dict[int, torch.Tensor] = {}
-    for tensor in plain:
+    for tensor in filter(_is_plain, tensors):
         storage = tensor.untyped_storage()
         if storage.nbytes():
-            new[id(tensor)] = _view(file, storage.data_ptr() - base, tensor)
+            new[id(tensor)] = _view(file, storage.data_ptr() - start, tensor)
     return _replace(loaded, new)
 
 
@@ -193,6 +168,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
         type(tensor) in (torch.Tensor, torch.nn.Parameter)
         and tensor.layout is torch.strided
         and tensor.device.type == "cpu"
+        and not tensor.is_nested
         and not tensor.is_quantized
         and not tensor.is_conj()
         and not tensor.is_neg()
