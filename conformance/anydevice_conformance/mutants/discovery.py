@@ -10,6 +10,7 @@ import torch
 
 from anydevice.backend import Capabilities, MemoryInfo
 from anydevice_conformance.mutants.gallery import Fault, mutant
+from anydevice_conformance.mutants.moving import Move
 
 
 @mutant("DEV-001")
@@ -114,7 +115,7 @@ class CountChanges(Fault):
         return super().device_count() - self.calls % 2
 
 
-class _Runtime(Fault):
+class _Runtime(Move):
     """A runtime that cannot be used in a child that was forked after it started."""
 
     started_in: int | None = None
@@ -123,12 +124,10 @@ class _Runtime(Fault):
         """Start the runtime, in the process that calls first."""
         self.started_in = self.started_in or os.getpid()
 
-    def move(
-        self, tensor: torch.Tensor, device: torch.device, *, non_blocking: bool = False
-    ) -> torch.Tensor:
+    def before(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
         if self.started_in not in (None, os.getpid()):
             raise RuntimeError("cannot re-initialise the runtime in a forked process")
-        return super().move(tensor, device, non_blocking=non_blocking)
+        return tensor
 
 
 @mutant("DEV-005")
@@ -231,15 +230,13 @@ class SynchronizeSetsDevice(Fault):
 
 
 @mutant("DEV-009")
-class MoveSetsDevice(Fault):
+class MoveSetsDevice(Move):
     """`move` makes the target the current device."""
 
-    def move(
-        self, tensor: torch.Tensor, device: torch.device, *, non_blocking: bool = False
-    ) -> torch.Tensor:
+    def before(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
         if device.index is not None and device.type == self.device_type:
             self.module.set_device(device.index)
-        return super().move(tensor, device, non_blocking=non_blocking)
+        return tensor
 
 
 @mutant("DEV-009")

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from anydevice_conformance.mutants.gallery import Fault, mutant, patched
+from anydevice_conformance.mutants.moving import Move
 
 
 class _Operation(Fault):
@@ -60,15 +61,13 @@ class SupportsNoFloat32(Fault):
 
 
 @mutant("DTY-002")
-class ClaimsWithoutHolding(Fault):
+class ClaimsWithoutHolding(Move):
     """complex128 is claimed, and cannot be held."""
 
-    def move(
-        self, tensor: torch.Tensor, device: torch.device, *, non_blocking: bool = False
-    ) -> torch.Tensor:
+    def before(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
         if tensor.dtype is torch.complex128 and device.type == self.device_type:
             raise RuntimeError("unsupported dtype complex128")
-        return super().move(tensor, device, non_blocking=non_blocking)
+        return tensor
 
 
 @mutant("DTY-002")

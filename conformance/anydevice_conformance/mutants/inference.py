@@ -12,11 +12,11 @@ from torch import nn
 
 from anydevice_conformance.mutants.dtypes import _Operation
 from anydevice_conformance.mutants.gallery import Fault, mutant
-from anydevice_conformance.mutants.movement import _Elsewhere, _Move
+from anydevice_conformance.mutants.moving import Elsewhere, Move
 
 
 @mutant("INF-001")
-class EverySecondCrossing(_Elsewhere):
+class EverySecondCrossing(Elsewhere):
     """Every second copy between devices is not ordered after the source's work."""
 
     count = 0
@@ -29,15 +29,11 @@ class EverySecondCrossing(_Elsewhere):
 
 
 @mutant("INF-001")
-class LastRowIsLost(Fault):
+class LastRowIsLost(Move):
     """Activations that cross lose what a device's kernels would need: the last row."""
 
-    def move(
-        self, tensor: torch.Tensor, device: torch.device, *, non_blocking: bool = False
-    ) -> torch.Tensor:
-        moved = super().move(tensor, device, non_blocking=non_blocking)
-        crossing = tensor.device.type == device.type and tensor.device != device
-        if crossing and moved.dim() == 3:
+    def after(self, moved: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        if source.device.type == moved.device.type and moved.dim() == 3:
             moved = moved.clone()
             moved[:, -1] = 0
         return moved
@@ -93,7 +89,7 @@ class EverySecondWait(Fault):
 
 
 @mutant("INF-005")
-class InputsStayZero(_Move):
+class InputsStayZero(Move):
     """Inputs that were moved to the device are zeros there."""
 
     def after(self, moved: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
@@ -144,21 +140,19 @@ class EmbeddingIsOff(_Operation):
 
 
 @mutant("INF-010")
-class OneStagingForThreads(Fault):
+class OneStagingForThreads(Move):
     """Two threads that move at the same time get the later one's tensor."""
 
     def __init__(self) -> None:
         self.staged: torch.Tensor | None = None
         self.main = threading.get_ident()
 
-    def move(
-        self, tensor: torch.Tensor, device: torch.device, *, non_blocking: bool = False
-    ) -> torch.Tensor:
+    def before(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
         if device.type == "cpu" or tensor.dtype is not torch.int64:
-            return super().move(tensor, device, non_blocking=non_blocking)
+            return tensor
         self.staged = tensor
         time.sleep(0.002)
-        return super().move(self.staged, device, non_blocking=non_blocking)
+        return self.staged
 
 
 @mutant("INF-011")
@@ -170,7 +164,7 @@ class ForgetsItsOwnError(Fault):
 
 
 @mutant("INF-011")
-class BrokenAfterRecognition(Fault):
+class BrokenAfterRecognition(Move):
     """After an out-of-memory error weights arrive as zeros."""
 
     broken = False
@@ -180,31 +174,25 @@ class BrokenAfterRecognition(Fault):
         self.broken = self.broken or found
         return found
 
-    def move(
-        self, tensor: torch.Tensor, device: torch.device, *, non_blocking: bool = False
-    ) -> torch.Tensor:
-        moved = super().move(tensor, device, non_blocking=non_blocking)
-        return moved * 0 if self.broken and device.type != "cpu" else moved
+    def after(self, moved: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        return moved * 0 if self.broken and moved.device.type != "cpu" else moved
 
 
 @mutant("INF-012")
-class KeepsWeights(Fault):
+class KeepsWeights(Move):
     """Weights that were moved to the device are kept there."""
 
     def __init__(self) -> None:
         self.kept: list[torch.Tensor] = []
 
-    def move(
-        self, tensor: torch.Tensor, device: torch.device, *, non_blocking: bool = False
-    ) -> torch.Tensor:
-        moved = super().move(tensor, device, non_blocking=non_blocking)
-        if device.type != "cpu" and moved.nbytes > 4096:
+    def after(self, moved: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        if moved.device.type != "cpu" and moved.nbytes > 4096:
             self.kept.append(moved)
         return moved
 
 
 @mutant("INF-013")
-class ActivationsAreCut(_Move):
+class ActivationsAreCut(Move):
     """Activations that travel lose their graph."""
 
     def after(self, moved: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
@@ -212,7 +200,7 @@ class ActivationsAreCut(_Move):
 
 
 @mutant("INF-013")
-class GradientsAreDoubled(_Move):
+class GradientsAreDoubled(Move):
     """A gradient that travels is doubled."""
 
     def after(self, moved: torch.Tensor, source: torch.Tensor) -> torch.Tensor:

@@ -11,6 +11,7 @@ import torch
 
 from anydevice.backend import Capabilities, MemoryInfo
 from anydevice_conformance.mutants.gallery import Fault, mutant, patched
+from anydevice_conformance.mutants.moving import MaybeMoved, Move
 
 
 @mutant("MEM-001")
@@ -327,31 +328,26 @@ class ClaimsACache(Fault):
 
 
 @mutant("MEM-014")
-class MoveKeepsResults(Fault):
+class MoveKeepsResults(Move):
     """`move` keeps what it moved, "until the copy is done"."""
 
     def __init__(self) -> None:
         self.in_flight: list[torch.Tensor] = []
 
-    def move(
-        self, tensor: torch.Tensor, device: torch.device, *, non_blocking: bool = False
-    ) -> torch.Tensor:
-        result = super().move(tensor, device, non_blocking=non_blocking)
-        if device.type == self.device_type:
-            self.in_flight.append(result)
-        return result
+    def after(self, moved: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        if moved.device.type == self.device_type:
+            self.in_flight.append(moved)
+        return moved
 
 
 @mutant("MEM-014")
-class MoveBackKeepsSources(Fault):
+class MoveBackKeepsSources(Move):
     """A non-blocking `move` to the host keeps its source alive for good."""
 
     def __init__(self) -> None:
         self.in_flight: list[torch.Tensor] = []
 
-    def move(
-        self, tensor: torch.Tensor, device: torch.device, *, non_blocking: bool = False
-    ) -> torch.Tensor:
+    def instead(self, tensor: torch.Tensor, device: torch.device, non_blocking: bool) -> MaybeMoved:
         if non_blocking and device.type == "cpu":
             self.in_flight.append(tensor)
-        return super().move(tensor, device, non_blocking=non_blocking)
+        return None

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from anydevice_conformance.mutants.gallery import Fault, mutant
-from anydevice_conformance.mutants.movement import _Elsewhere
+from anydevice_conformance.mutants.moving import Elsewhere, MaybeMoved, Move, is_to_host
 
 
 @mutant("PIN-001")
@@ -57,13 +57,11 @@ class PinsOnce(Fault):
 
 
 @mutant("PIN-003")
-class PinnedCopiesBlock(Fault):
+class PinnedCopiesBlock(Move):
     """`non_blocking` is not passed on."""
 
-    def move(
-        self, tensor: torch.Tensor, device: torch.device, *, non_blocking: bool = False
-    ) -> torch.Tensor:
-        return super().move(tensor, device)
+    def instead(self, tensor: torch.Tensor, device: torch.device, non_blocking: bool) -> MaybeMoved:
+        return self.rightly(tensor, device)
 
 
 @mutant("PIN-004")
@@ -110,8 +108,8 @@ class PinsNoFloat64(Fault):
 
 
 @mutant("PIN-006")
-class FetchedElsewhere(_Elsewhere):
+class FetchedElsewhere(Elsewhere):
     """A non-blocking copy to the host runs on a hidden stream."""
 
     def wrong(self, tensor: torch.Tensor, device: torch.device, non_blocking: bool) -> bool:
-        return non_blocking and device.type == "cpu" and tensor.device.type != "cpu"
+        return non_blocking and is_to_host(tensor, device)

@@ -1,4 +1,4 @@
-"""Faults of streams and events."""
+"""Faults of streams."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Any
 import torch
 
 from anydevice_conformance.mutants.gallery import Fault, mutant
+from anydevice_conformance.mutants.moving import Move, is_from_host
 
 
-def _index(stream: Any) -> int:
+def stream_index(stream: Any) -> int:
+    """The index of a stream's device."""
     return int(stream.device.index or 0)
 
 
@@ -57,7 +59,7 @@ class UseEndsWithoutException(Fault):
 
     @contextlib.contextmanager
     def use_stream(self, stream: Any) -> Any:
-        before = self.current_stream(_index(stream))
+        before = self.current_stream(stream_index(stream))
         torch.accelerator.set_stream(stream)
         yield stream
         torch.accelerator.set_stream(before)
@@ -73,7 +75,7 @@ class UseEndsAtTheDefault(Fault):
         try:
             yield stream
         finally:
-            torch.accelerator.set_stream(self.module.default_stream(_index(stream)))
+            torch.accelerator.set_stream(self.module.default_stream(stream_index(stream)))
 
 
 @mutant("STR-003")
@@ -88,71 +90,13 @@ class OneCurrentForAllThreads(Fault):
 
     @contextlib.contextmanager
     def use_stream(self, stream: Any) -> Any:
-        index = _index(stream)
+        index = stream_index(stream)
         before, self.current[index] = self.current_stream(index), stream
         try:
             with super().use_stream(stream):
                 yield stream
         finally:
             self.current[index] = before
-
-
-@mutant("STR-004")
-class WaitDoesNothing(Fault):
-    """`wait_event` does not wait."""
-
-    def wait_event(self, stream: Any, event: Any) -> None:
-        """Do nothing."""
-
-
-@mutant("STR-004")
-class RecordsOnTheCurrent(Fault):
-    """`record_event` records on the current stream, whatever stream it is given."""
-
-    def record_event(self, stream: Any) -> Any:
-        return super().record_event(self.current_stream(_index(stream)))
-
-
-@mutant("STR-004")
-class TheCurrentWaits(Fault):
-    """`wait_event` has the current stream wait, whatever stream it is given."""
-
-    def wait_event(self, stream: Any, event: Any) -> None:
-        super().wait_event(self.current_stream(_index(stream)), event)
-
-
-@mutant("STR-004")
-class RecordsNothing(Fault):
-    """`record_event` makes an event and does not record it."""
-
-    def record_event(self, stream: Any) -> Any:
-        return torch.Event(device=stream.device)
-
-
-@mutant("STR-005")
-class CopiesOnTheDefault(Fault):
-    """Non-blocking copies to the device go to the default stream, whatever is current."""
-
-    def move(
-        self, tensor: torch.Tensor, device: torch.device, *, non_blocking: bool = False
-    ) -> torch.Tensor:
-        if not non_blocking or device.type != self.device_type:
-            return super().move(tensor, device, non_blocking=non_blocking)
-        with self.module.default_stream(device.index or 0):
-            return super().move(tensor, device, non_blocking=True)
-
-
-@mutant("STR-006")
-class FetchesOnTheDefault(Fault):
-    """Non-blocking copies to the host go to the default stream, whatever is current."""
-
-    def move(
-        self, tensor: torch.Tensor, device: torch.device, *, non_blocking: bool = False
-    ) -> torch.Tensor:
-        if not non_blocking or device.type != "cpu":
-            return super().move(tensor, device, non_blocking=non_blocking)
-        with self.module.default_stream(tensor.device.index or 0):
-            return super().move(tensor, device, non_blocking=True)
 
 
 class _Alias:
@@ -174,7 +118,7 @@ class SecretlyTheDefault(Fault):
         return _Alias(self.module.default_stream(index))
 
     def current_stream(self, index: int) -> Any:
-        mine = [alias for alias in self.stack if _index(alias) == index]
+        mine = [alias for alias in self.stack if stream_index(alias) == index]
         return mine[-1] if mine else super().current_stream(index)
 
     @contextlib.contextmanager
@@ -197,34 +141,13 @@ class SecretlyTheDefault(Fault):
 
 
 @mutant("STR-007")
-class MoveSynchronizes(Fault):
+class MoveSynchronizes(Move):
     """`move` waits for the whole device."""
 
-    def move(
-        self, tensor: torch.Tensor, device: torch.device, *, non_blocking: bool = False
-    ) -> torch.Tensor:
-        moved = super().move(tensor, device, non_blocking=non_blocking)
+    def after(self, moved: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
         for index in range(self.device_count()):
             self.synchronize(index)
         return moved
-
-
-@mutant("STR-008")
-class WaitStopsTheHost(Fault):
-    """`wait_event` has the host wait."""
-
-    def wait_event(self, stream: Any, event: Any) -> None:
-        event.synchronize()
-
-
-@mutant("STR-008")
-class RecordStopsTheHost(Fault):
-    """`record_event` waits for the stream."""
-
-    def record_event(self, stream: Any) -> Any:
-        event = super().record_event(stream)
-        event.synchronize()
-        return event
 
 
 @mutant("STR-008")
@@ -235,7 +158,7 @@ class UseStopsTheHost(Fault):
     def use_stream(self, stream: Any) -> Any:
         with super().use_stream(stream):
             yield stream
-        self.synchronize(_index(stream))
+        self.synchronize(stream_index(stream))
 
 
 @mutant("STR-008")
@@ -245,32 +168,6 @@ class NewStopsTheHost(Fault):
     def new_stream(self, index: int) -> Any:
         self.synchronize(index)
         return super().new_stream(index)
-
-
-class _LateEvent:
-    """An event that is recorded when somebody asks for it."""
-
-    def __init__(self, stream: Any) -> None:
-        self.stream = stream
-
-    def _now(self) -> Any:
-        event = torch.Event(device=self.stream.device)
-        event.record(self.stream)
-        return event
-
-    def query(self) -> bool:
-        return bool(self._now().query())
-
-
-@mutant("STR-009")
-class RecordsLate(Fault):
-    """An event is recorded when somebody waits for it."""
-
-    def record_event(self, stream: Any) -> Any:
-        return _LateEvent(stream)
-
-    def wait_event(self, stream: Any, event: Any) -> None:
-        super().wait_event(stream, event._now())
 
 
 @mutant("STR-010")
@@ -289,31 +186,6 @@ class SynchronizesTheDefault(Fault):
         self.module.default_stream(index).synchronize()
 
 
-@mutant("STR-011")
-class EventsAreUsedUp(Fault):
-    """Only the first who waits for an event waits."""
-
-    def __init__(self) -> None:
-        self.used: set[int] = set()
-        self.events: list[Any] = []
-
-    def wait_event(self, stream: Any, event: Any) -> None:
-        if id(event) not in self.used:
-            self.used.add(id(event))
-            self.events.append(event)
-            super().wait_event(stream, event)
-
-
-@mutant("STR-011")
-class PassedEventsFail(Fault):
-    """Waiting for an event that has passed is an error."""
-
-    def wait_event(self, stream: Any, event: Any) -> None:
-        if event.query():
-            raise RuntimeError("event was destroyed")
-        super().wait_event(stream, event)
-
-
 @mutant("STR-012")
 class StreamsOfTheFirst(Fault):
     """Every new stream is one of device 0."""
@@ -330,35 +202,14 @@ class CurrentOfTheFirst(Fault):
         return super().current_stream(0)
 
 
-@mutant("STR-013")
-class NoWaitAcrossDevices(Fault):
-    """An event of another device is not waited for."""
-
-    def wait_event(self, stream: Any, event: Any) -> None:
-        if event.device == stream.device:
-            super().wait_event(stream, event)
-
-
-@mutant("STR-013")
-class AcrossDevicesFails(Fault):
-    """Waiting for an event of another device is an error."""
-
-    def wait_event(self, stream: Any, event: Any) -> None:
-        if event.device != stream.device:
-            raise RuntimeError("event and stream are of different devices")
-        super().wait_event(stream, event)
-
-
 @mutant("STR-014")
-class PinnedCopiesWaitForAll(Fault):
+class PinnedCopiesWaitForAll(Move):
     """A copy from pinned memory waits for the whole device first."""
 
-    def move(
-        self, tensor: torch.Tensor, device: torch.device, *, non_blocking: bool = False
-    ) -> torch.Tensor:
-        if tensor.device.type == "cpu" and device.type != "cpu" and tensor.is_pinned():
+    def before(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+        if is_from_host(tensor, device) and tensor.is_pinned():
             self.synchronize(device.index or 0)
-        return super().move(tensor, device, non_blocking=non_blocking)
+        return tensor
 
 
 @mutant("STR-015")
@@ -384,11 +235,3 @@ class FewStreams(Fault):
         if self.made > 16:
             raise RuntimeError("no more hardware queues")
         return super().new_stream(index)
-
-
-@mutant("STR-016")
-class EventsAreNotWaitedFor(Fault):
-    """`synchronize_event` returns at once."""
-
-    def synchronize_event(self, event: Any) -> None:
-        pass
