@@ -7,7 +7,16 @@ from typing import Final
 
 import torch
 
-__all__ = ["DTYPES", "REAL_FLOATS", "all_bits", "same_bits", "sample", "specials", "tolerance"]
+__all__ = [
+    "DTYPES",
+    "REAL_FLOATS",
+    "all_bits",
+    "same_bits",
+    "sample",
+    "short_name",
+    "specials",
+    "tolerance",
+]
 
 #: Every dtype that weights, activations, ids or masks have.
 DTYPES: Final = (
@@ -35,6 +44,11 @@ _TOLERANCES: Final = {
     torch.float16: 1e-2,
     torch.bfloat16: 5e-2,
 }
+
+
+def short_name(dtype: torch.dtype) -> str:
+    """Such as ``"float32"``."""
+    return str(dtype).removeprefix("torch.")
 
 
 def tolerance(dtype: torch.dtype) -> float:

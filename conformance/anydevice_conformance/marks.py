@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import pytest
+import torch
 
-__all__ = ["needs", "slow", "two_devices"]
+from anydevice_conformance.data import short_name
+
+__all__ = ["by_dtype", "needs", "slow", "two_devices"]
+
+
+def by_dtype(dtypes: Sequence[torch.dtype]) -> pytest.MarkDecorator:
+    """Run the check, which takes ``dtype``, once for each."""
+    return pytest.mark.parametrize("dtype", dtypes, ids=short_name)
 
 
 def needs(capability: str) -> pytest.MarkDecorator:

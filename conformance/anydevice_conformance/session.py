@@ -125,7 +125,7 @@ class Session:
             items[:] = [i for i in items if self.subject.assumed & set(_needs(i))]
         done = {(e["check"], e["case"]) for e in self._earlier if e["event"] == "result"}
         items[:] = [i for i in items if (check_name(i), _case_name(i)) not in done]
-        items.sort(key=_place)  # stable: groups in the specification's order, checks as they stand
+        items.sort(key=_place)
         names = dict.fromkeys(check_name(i) for i in items if _is_check(i))
         self.journal.write("collected", checks=list(names))
         if not self._earlier:
@@ -220,9 +220,12 @@ def _needs(item: pytest.Item) -> list[str]:
     return sorted({str(mark.args[0]) for mark in item.iter_markers("anydevice_needs")})
 
 
-def _place(item: pytest.Item) -> int:
-    prefix = check_name(item)[5:8]
-    return list(GROUPS).index(prefix) if prefix in GROUPS else len(GROUPS)
+def _place(item: pytest.Item) -> tuple[int, int]:
+    """In the specification's order, whatever files the checks stand in."""
+    match = _CHECK.match(check_name(item))
+    if match is None or match[1] not in GROUPS:
+        return len(GROUPS), 0
+    return list(GROUPS).index(match[1]), int(match[2])
 
 
 def _path(text: str | None) -> Path | None:

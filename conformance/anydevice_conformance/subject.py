@@ -75,6 +75,20 @@ class Subject:
             no_hardware(f"needs two devices of type {self.type!r}; there is one")
         return self.indices[0], self.indices[-1]
 
+    def both_ways(self) -> list[tuple[int, int]]:
+        """The `pair` in both orders."""
+        one, other = self.pair()
+        return [(one, other), (other, one)]
+
+    def supported(self, *dtypes: torch.dtype) -> list[torch.dtype]:
+        """Those of ``dtypes`` that the backend claims."""
+        return [dtype for dtype in dtypes if self.backend.supports_dtype(dtype)]
+
+    def need_dtype(self, dtype: torch.dtype) -> None:
+        """End the check where the backend does not claim ``dtype``."""
+        if not self.supported(dtype):
+            not_claimed(f"{dtype} is not claimed")
+
     def device(self, index: int) -> torch.device:
         """The `torch.device` of an index."""
         return torch.device(_HOST) if self.is_host else torch.device(self.type, index)

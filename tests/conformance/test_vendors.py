@@ -44,6 +44,7 @@ def certify(device_type, folder, **environment):
         text=True,
         check=False,
     )
+    assert (folder / "report.json").is_file(), done.stdout + done.stderr
     report = json.loads((folder / "report.json").read_text())
     assert reports.validate(report) == []
     assert report["because"] == ["--quick leaves checks out"], done.stdout + done.stderr

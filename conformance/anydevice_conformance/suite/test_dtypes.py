@@ -5,20 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 
-from anydevice_conformance.data import DTYPES, REAL_FLOATS, same_bits, sample, tolerance
+from anydevice_conformance.data import DTYPES, REAL_FLOATS, same_bits, sample, short_name, tolerance
+from anydevice_conformance.marks import by_dtype
 from anydevice_conformance.outcomes import not_claimed
 from anydevice_conformance.subject import Subject
 
-
-def _named(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-_BY_DTYPE = pytest.mark.parametrize("dtype", DTYPES, ids=_named)
 _INTEGERS = [d for d in DTYPES if not (d.is_floating_point or d.is_complex)]
 
 
@@ -36,25 +30,25 @@ def test_DTY_001_answers(subject: Subject) -> None:
     assert subject.backend.supports_dtype(torch.float32), "float32 is not supported"
 
 
-@_BY_DTYPE
+@by_dtype(DTYPES)
 def test_DTY_002_hold_and_cast(subject: Subject, index: int, dtype: torch.dtype) -> None:
     """A tensor of each claimed dtype can be held, and cast to float32 there.
 
     Found: the dtype is claimed, and cannot be held or cast.
     Fix: leave it out of `supports_dtype`, or add the cast.
     """
-    _assert_claimed(subject, dtype)
+    subject.need_dtype(dtype)
     _assert_holds_and_casts(subject, index, dtype)
 
 
-@pytest.mark.parametrize("dtype", REAL_FLOATS, ids=_named)
+@by_dtype(REAL_FLOATS)
 def test_DTY_003_computes(subject: Subject, index: int, dtype: torch.dtype) -> None:
     """`linear` in each claimed floating dtype agrees with the host, and has its dtype.
 
     Found: the result is wrong, of another dtype, or there is no kernel.
     Fix: leave the dtype out of `supports_dtype`, or add the kernel.
     """
-    _assert_claimed(subject, dtype)
+    subject.need_dtype(dtype)
     _assert_computes(subject, index, dtype)
 
 
@@ -75,17 +69,17 @@ def test_DTY_004_unclaimed_does_not_work(
                 _assert_computes(subject, index, dtype)
         except Exception:  # noqa: BLE001 - as it said: it does not work
             continue
-        flag(_named(dtype), f"{dtype} is not claimed on device {index}, and works: claim it")
+        flag(short_name(dtype), f"{dtype} is not claimed on device {index}, and works: claim it")
 
 
-@pytest.mark.parametrize("dtype", _INTEGERS, ids=_named)
+@by_dtype(_INTEGERS)
 def test_DTY_005_integers(subject: Subject, index: int, dtype: torch.dtype) -> None:
     """Integers and bools are added, compared, used as index and as mask as on the host.
 
     Found: an integer operation is wrong, or missing.
     Fix: leave the dtype out of `supports_dtype`, or add the kernel.
     """
-    _assert_claimed(subject, dtype)
+    subject.need_dtype(dtype)
     one, other = sample(dtype, 50, seed=1), sample(dtype, 50, seed=2)
     here, there = subject.put(one, index), subject.put(other, index)
     assert torch.equal(subject.fetch(here == there), one == other), "comparison is wrong"
@@ -102,7 +96,7 @@ def test_DTY_005_integers(subject: Subject, index: int, dtype: torch.dtype) -> N
         assert torch.equal(subject.fetch(rows), table[ids]), "indexing by int64 is wrong"
 
 
-@_BY_DTYPE
+@by_dtype(DTYPES)
 def test_DTY_006_casts_round_alike(subject: Subject, index: int, dtype: torch.dtype) -> None:
     """float32 to each claimed smaller floating dtype rounds as on the host.
 
@@ -111,7 +105,7 @@ def test_DTY_006_casts_round_alike(subject: Subject, index: int, dtype: torch.dt
     """
     if not dtype.is_floating_point or dtype.itemsize >= 4:
         not_claimed(f"{dtype} is not smaller than float32")
-    _assert_claimed(subject, dtype)
+    subject.need_dtype(dtype)
     source = torch.randn(4096, generator=torch.Generator().manual_seed(3))
     source = torch.cat([source, source * 1e-3, torch.tensor([0.0, -0.0, 1.0, -1.5, 448.0])])
     found = subject.fetch(subject.put(source, index).to(dtype))
@@ -139,11 +133,6 @@ def test_DTY_007_result_dtypes(subject: Subject, index: int) -> None:
         there = subject.put(fine, index)
         difference = subject.fetch(there[1:] - there[:1]).item()
         assert abs(difference - 1e-12) < 1e-15, f"float64 is computed in less: {difference}"
-
-
-def _assert_claimed(subject: Subject, dtype: torch.dtype) -> None:
-    if not subject.backend.supports_dtype(dtype):
-        not_claimed(f"{dtype} is not claimed")
 
 
 def _assert_holds_and_casts(subject: Subject, index: int, dtype: torch.dtype) -> None:

@@ -338,7 +338,7 @@ def test_INF_014_half_precision(subject: Subject, index: int, tmp_path: Path) ->
     Found: wrong numbers in half precision.
     Fix: see DTY-003 and DTY-006.
     """
-    supported = [d for d in (torch.bfloat16, torch.float16) if subject.backend.supports_dtype(d)]
+    supported = subject.supported(torch.bfloat16, torch.float16)
     if not supported:
         not_claimed("neither bfloat16 nor float16 is claimed")
     for dtype in supported:

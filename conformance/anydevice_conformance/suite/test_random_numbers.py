@@ -79,7 +79,7 @@ def test_RNG_004_index_obeyed(subject: Subject) -> None:
     Fix: use the generator of the device asked for.
     """
     backend = subject.backend
-    for here, there in (subject.pair(), subject.pair()[::-1]):
+    for here, there in subject.both_ways():
         backend.manual_seed_all(3)
         _draw(subject, here, 5)
         state = backend.rng_state(here)
