@@ -197,12 +197,21 @@ def test_a_weight_that_stayed_in_its_checkpoint(tmp_path):
         {"dtype": "float32", "shape": ["x"]},
         {"dtype": "float64", "shape": [3, 4]},
         {"dtype": "float32", "shape": 12},
+        {"dtype": "float32", "shape": [3.0, 4]},
+        {"dtype": "float32", "shape": [float("inf")]},
+        {"dtype": "float32", "shape": [2**63, 0]},
+        {"dtype": "float32", "shape": [2**40, 2**40, 0]},
+        {"dtype": "float32", "shape": [1] * 100_000},
+        {"dtype": "quint8", "shape": [48]},
+        {"dtype": ["float32"], "shape": [12]},
+        "dtype",
     ],
 )
 def test_an_entry_that_does_not_fit_its_file_is_named(peer_folder, entry):
     folder, _, _ = peer_folder
-    with pytest.raises(OffloadStoreError, match="a"):
+    with pytest.raises(OffloadStoreError, match=r"'a'|a\.dat") as caught:
         OffloadedWeightsLoader(save_folder=folder, index={"a": entry})["a"]
+    assert len(str(caught.value)) < 1500
 
 
 @pytest.mark.parametrize("name", ["../a", "sub/a", "/etc/a", "..", "a\0b"])
@@ -211,6 +220,59 @@ def test_a_name_that_leaves_the_folder_is_refused(peer_folder, name):
     index = {name: {"dtype": "float32", "shape": [3]}}
     with pytest.raises(OffloadStoreError, match=r"outside|cannot open"):
         OffloadedWeightsLoader(save_folder=folder, index=index)[name]
+
+
+def test_a_file_that_is_a_link_out_of_the_folder_is_not_read(peer_folder, tmp_path):
+    folder, tensors, _ = peer_folder
+    (folder / "b.dat").rename(tmp_path / "b.dat")
+    (folder / "b.dat").symlink_to(tmp_path / "b.dat")
+    loader = OffloadedWeightsLoader(save_folder=folder)
+    with pytest.raises(OffloadStoreError, match=r"b: .*b\.dat.*leads out of its folder"):
+        loader["b"]
+    assert torch.equal(loader["a"], tensors["a"])
+
+
+def test_an_index_does_not_name_what_to_download(tmp_path, monkeypatch):
+    def download(*args, **kwargs):
+        raise AssertionError("the Hub was asked")
+
+    monkeypatch.setattr("anydevice.checkpoint.reading.download", download)
+    index = {"w": {"safetensors_file": "someone/something", "weight_name": "w"}}
+    with pytest.raises(OffloadStoreError, match="cannot open someone/something"):
+        OffloadedWeightsLoader(save_folder=tmp_path, index=index)["w"]
+
+
+def test_a_dtype_that_nothing_can_be_cast_to(tmp_path):
+    path = tmp_path / "m.safetensors"
+    save_file({"w": torch.ones(4)}, path)
+    for dtype in ("quint8", "bits8"):
+        index = {"w": {"safetensors_file": str(path), "dtype": dtype}}
+        with pytest.raises(OffloadStoreError, match=rf"w.*{dtype}"):
+            OffloadedWeightsLoader(index=index)["w"]
+
+
+def test_two_models_on_one_folder_do_not_see_each_others_writes(peer_folder):
+    folder, tensors, index = peer_folder
+    one, two = nn.Module(), nn.Module()
+    for each in (one, two):
+        each.a = nn.Parameter(torch.zeros(3, 4))
+        load_offloaded_weights(each, {"a": index["a"]}, folder)
+    with torch.no_grad():
+        one.a.zero_()
+    assert torch.equal(two.a, tensors["a"])
+    loader = OffloadedWeightsLoader(save_folder=folder)
+    loader["a"].zero_()
+    assert torch.equal(OffloadedWeightsLoader(save_folder=folder)["a"], tensors["a"])
+    assert loader["a"].sum() == 0  # of one loader a weight is one tensor's memory
+
+
+def test_a_file_that_is_replaced_is_noticed(peer_folder):
+    folder, _, _ = peer_folder
+    loader = OffloadedWeightsLoader(save_folder=folder)
+    assert loader["a"].numel() == 12
+    (folder / "a.dat").write_bytes(bytes(44))
+    with pytest.raises(OffloadStoreError, match=r"a\.dat has changed"):
+        loader["a"]
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "nonsense", "[" * 100_000])

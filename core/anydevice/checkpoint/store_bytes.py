@@ -21,6 +21,8 @@ __all__ = [
     "bytes_of",
     "checksum",
     "is_checksum",
+    "is_plain_dtype",
+    "is_shape",
     "nbytes_of",
     "pieces_of",
     "require_storable",
@@ -28,6 +30,8 @@ __all__ = [
 
 #: Bytes of one piece, at most.
 PIECE: Final = 16 << 20
+#: Their numbers mean nothing without scales. To read them as such ends the process.
+_QUANTIZED: Final = frozenset({"qint8", "quint8", "qint32", "quint4x2", "quint2x4"})
 
 
 class WeightSource(NamedTuple):
@@ -57,6 +61,18 @@ def nbytes_of(value: Storable) -> int:
     return math.prod(value.shape) * value.dtype.itemsize
 
 
+def is_plain_dtype(dtype: torch.dtype) -> bool:
+    """Whether bytes alone make a tensor of this dtype."""
+    return str(dtype).removeprefix("torch.") not in _QUANTIZED
+
+
+def is_shape(value: object) -> bool:
+    """Whether what a file gives as a shape is one that torch can address, even if it is empty."""
+    if not isinstance(value, list) or not all(type(size) is int and size >= 0 for size in value):
+        return False
+    return math.prod(size or 1 for size in value) < 2**63
+
+
 def require_storable(name: str, value: Storable) -> None:
     """Make sure that a weight is plain bytes.
 
@@ -70,10 +86,17 @@ def require_storable(name: str, value: Storable) -> None:
             f"{name} is on meta and has no data to write: load the model before it is offloaded"
         )
     if value.layout is not torch.strided or hasattr(value, "__tensor_flatten__"):
-        raise OffloadStoreError(
-            f"{name} is a {type(value).__name__} of layout {value.layout}, which cannot be stored "
-            "as plain bytes: keep its module on the CPU or an accelerator"
-        )
+        kind = f"a {type(value).__name__} of layout {value.layout}"
+    elif value.is_quantized:
+        kind = f"a quantized tensor ({value.dtype}), more than its integers"
+    elif value.is_nested:
+        kind = "a nested tensor"
+    else:
+        return
+    raise OffloadStoreError(
+        f"{name} is {kind}, which cannot be stored as plain bytes: keep its module on the CPU or "
+        "an accelerator"
+    )
 
 
 def checksum(value: Storable) -> str:

@@ -16,13 +16,15 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from anydevice.checkpoint.mapped import map_file
+from anydevice.checkpoint.index_file import inside
+from anydevice.checkpoint.mapped import FileIdentity, MappedFile, map_file
 from anydevice.checkpoint.reading import Checkpoint, open_checkpoint
 from anydevice.checkpoint.store import OffloadStore, open_store, write_store
+from anydevice.checkpoint.store_bytes import is_plain_dtype, is_shape
 from anydevice.checkpoint.store_manifest import MANIFEST_NAME
 from anydevice.checkpoint.strict_json import parse_json, read_bounded
 from anydevice.devices import DeviceLike, parse_device
-from anydevice.errors import CheckpointError, OffloadStoreError
+from anydevice.errors import CheckpointError, ModelError, OffloadStoreError
 from anydevice.modules import as_dtype, exchange, find_slot
 from anydevice.tensors import move_tensor
 
@@ -113,6 +115,7 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
         self._names = dict.fromkeys([*self.state_dict, *self.index])
         self._store: OffloadStore | None = None
         self._checkpoints: dict[str, Checkpoint] = {}
+        self._files: dict[str, MappedFile] = {}
 
     def __getitem__(self, name: str) -> torch.Tensor:
         """Return one weight.
@@ -140,11 +143,11 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
                 return self._read_safetensors(name, item)
             if self.save_folder is None:
                 raise OffloadStoreError(f"{name} is in an offload folder, and none is given")
-            if self._store is None and (self.save_folder / MANIFEST_NAME).exists():
+            if self._store is None and os.path.lexists(self.save_folder / MANIFEST_NAME):
                 self._store = open_store(self.save_folder)
             if self._store is not None and name in self._store:
                 return self._store[name]
-            return _read_dat(self.save_folder, name, item)
+            return self._read_dat(self.save_folder, name, item)
         except CheckpointError as error:
             raise OffloadStoreError(f"cannot read the offloaded weight {name}: {error}") from error
 
@@ -153,6 +156,7 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
         file, key = str(item["safetensors_file"]), str(item.get("weight_name", name))
         checkpoint = self._checkpoints.get(file)
         if checkpoint is None:
+            FileIdentity.of(file)  # a file that is here: an index is not to name what to download
             checkpoint = self._checkpoints[file] = open_checkpoint(file)
         checkpoint.check()
         if key not in checkpoint:
@@ -160,7 +164,39 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
                 f"{file} has no weight {key!r}, which the index gives for {name!r}"
             )
         tensor = checkpoint.tensor(key)
-        return tensor if item.get("dtype") is None else tensor.to(as_dtype(item["dtype"]))
+        if item.get("dtype") is None:
+            return tensor
+        dtype = _dtype_of(name, item)
+        try:
+            return tensor.to(dtype)
+        except RuntimeError as error:
+            raise OffloadStoreError(
+                f"{name} of {file} has {tensor.dtype}, and torch cannot make {dtype} of it: "
+                f"{error!s:.200}"
+            ) from error
+
+    def _read_dat(self, folder: Path, name: str, item: Any) -> torch.Tensor:
+        """Map one of the peer's raw files."""
+        dtype, shape = _dtype_of(name, item), item.get("shape")
+        if not is_shape(shape):
+            raise OffloadStoreError(f"the index gives the shape {shape!r:.200} for {name!r:.200}")
+        if name.startswith("..") or Path(name).name != name:
+            raise OffloadStoreError(f"the weight {name!r:.200} would be read from outside {folder}")
+        if not math.prod(shape):
+            return torch.empty(shape, dtype=dtype)
+        path = inside(str(folder), f"{name}.dat", f"{folder} has")
+        file = self._files.get(path)
+        if file is None:
+            # A mapping of its own: two models on one folder must not see each other's writes.
+            file = self._files[path] = map_file(path, own=True)
+        file.check()
+        # The peer gives a single number an array of one element, and records its shape as empty.
+        if file.nbytes != math.prod(shape) * dtype.itemsize:
+            raise OffloadStoreError(
+                f"{path} has {file.nbytes} bytes; {dtype} {tuple(shape)!s:.200} takes "
+                f"{math.prod(shape) * dtype.itemsize}. It was cut short, or is another model's."
+            )
+        return file.tensor(0, dtype, shape)
 
 
 def _find_index(folder: Path | None) -> Mapping[str, Any]:
@@ -182,27 +218,13 @@ def _find_index(folder: Path | None) -> Mapping[str, Any]:
         raise OffloadStoreError(f"not an offload folder's index: {error}") from None
 
 
-def _read_dat(folder: Path, name: str, item: Any) -> torch.Tensor:
-    """Map one of the peer's raw files."""
-    path = folder / f"{name}.dat"
-    if path.parent != folder or name.startswith(".."):
-        raise OffloadStoreError(f"the weight {name!r} would be read from outside {folder}")
+def _dtype_of(name: str, item: Any) -> torch.dtype:
     try:
-        dtype, shape = as_dtype(item["dtype"]), [int(size) for size in item["shape"]]
-        if any(size < 0 for size in shape):
-            raise ValueError(f"shape {shape}")
-    except (KeyError, TypeError, ValueError) as error:
+        dtype = as_dtype(item["dtype"])
+    except (LookupError, TypeError, ModelError):
+        dtype = None
+    if dtype is None or not is_plain_dtype(dtype):
         raise OffloadStoreError(
-            f"{folder} has an entry for {name!r} without a dtype and a shape that can be read: "
-            f"{item!r:.200} ({error!s:.100})"
-        ) from None
-    if not math.prod(shape):
-        return torch.empty(shape, dtype=dtype)
-    file = map_file(path)
-    # The peer gives a single number an array of one element, and records its shape as empty.
-    if file.nbytes != math.prod(shape) * dtype.itemsize:
-        raise OffloadStoreError(
-            f"{path} has {file.nbytes} bytes; {dtype} {tuple(shape)} takes "
-            f"{math.prod(shape) * dtype.itemsize}. It was cut short, or is another model's."
+            f"the index has no dtype that can be read for {name!r:.200}: {item!r:.200}"
         )
-    return file.tensor(0, dtype, shape)
+    return dtype

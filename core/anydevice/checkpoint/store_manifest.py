@@ -20,6 +20,7 @@ from typing import Any, Final
 
 import torch
 
+from anydevice.checkpoint.store_bytes import is_plain_dtype, is_shape
 from anydevice.checkpoint.strict_json import parse_json, read_bounded
 from anydevice.errors import CheckpointError, OffloadStoreError
 
@@ -230,19 +231,21 @@ def _read_file(item: Any, manifest: Path) -> StoredFile:
 
 def _read_entry(name: str, item: Any, files: list[StoredFile], manifest: Path) -> Entry:
     dtype = getattr(torch, str(item["dtype"]), None)
-    if not isinstance(dtype, torch.dtype):
-        raise _broken(manifest, f"{name!r} has the unknown dtype {item['dtype']!r}")
-    shape = tuple(_natural(size) for size in item["shape"])
+    if not isinstance(dtype, torch.dtype) or not is_plain_dtype(dtype):
+        raise _broken(manifest, f"{name!r:.200} has the dtype {item['dtype']!r:.50}")
+    if not is_shape(item["shape"]):
+        raise _broken(manifest, f"{name!r:.200} has the shape {item['shape']!r:.200}")
+    shape = tuple(item["shape"])
     file = files[_natural(item["file"])]
     entry = Entry(file, _natural(item["offset"]), dtype, shape, str(item["content"]))
     if entry.offset + entry.nbytes > file.nbytes or entry.offset % dtype.itemsize:
-        raise _broken(manifest, f"{name!r} does not lie inside {file.path!r}")
+        raise _broken(manifest, f"{name!r:.200} does not lie inside {file.path!r}")
     return entry
 
 
 def _natural(value: Any) -> int:
     if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is not a size")
+        raise ValueError(f"{value!r:.50} is not a size")
     return value
 
 
