@@ -569,6 +569,17 @@ def test_a_file_that_changes_or_goes_while_it_is_read(path, monkeypatch):
             path.write_bytes(path.read_bytes()[:-1])
 
 
+def test_another_file_of_the_same_size_and_time_is_noticed(path, tmp_path):
+    source = open_checkpoint(path)
+    stat = os.stat(path)
+    other = tmp_path / "other"
+    other.write_bytes(bytes(stat.st_size))
+    os.utime(other, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    os.replace(other, path)
+    with pytest.raises(CorruptCheckpointError, match="changed since it was opened"):
+        source.check()
+
+
 def test_a_changed_file_is_noticed_when_an_open_checkpoint_is_used(path):
     checkpoint = open_checkpoint(path)
     os.utime(path, ns=(1, 1))

@@ -145,10 +145,10 @@ class MappedFile:
 
         Raises:
             CheckpointNotFoundError: it is gone.
-            CorruptCheckpointError: its size or time of writing has changed.
+            CorruptCheckpointError: it is another, or was written to.
         """
         now = FileIdentity.of(self.path)
-        if (now.size, now.mtime_ns) != (self.identity.size, self.identity.mtime_ns):
+        if now != self.identity:
             raise CorruptCheckpointError(
                 f"{self.path} has changed since it was opened ({self.identity.size} bytes then, "
                 f"{now.size} now): its weights can no longer be trusted. Load the model again."

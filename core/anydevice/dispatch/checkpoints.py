@@ -39,7 +39,7 @@ def load_checkpoint_and_dispatch(
     broadcast_from_rank0: bool = False,
     *,
     main_device: DeviceLike | None = None,
-    keep_in_fp32_modules: list[str] | None = None,
+    keep_in_fp32_modules: list[str] | str | None = None,
     allow_missing: bool = False,
     progress: bool = False,
     headroom: Headroom = None,
@@ -133,11 +133,11 @@ def load_checkpoint_and_dispatch(
     )
 
 
-def _in_fp32(model: nn.Module, modules: list[str] | None) -> dict[str, torch.dtype]:
+def _in_fp32(model: nn.Module, modules: list[str] | str | None) -> dict[str, torch.dtype]:
     """The weights that stay in float32, for the plan's sizes."""
     if not modules:
         return {}
-    kept = set(modules)
+    kept = {modules} if isinstance(modules, str) else set(modules)
     return {
         name: torch.float32
         for name, _ in iter_slots(model)
