@@ -10,13 +10,17 @@ ifeq ($(CI)$(wildcard /usr/share/vulkan/icd.d/lvp_icd*.json),)
 WITHOUT_VULKAN = ANYDEVICE_WITHOUT_VULKAN=1
 endif
 
-.PHONY: demo test check types install clean
+.PHONY: demo test fuzz check types install clean
 
 demo: install
 	$(BIN)/anydevice demo
 
 test: install
 	$(WITHOUT_VULKAN) $(BIN)/python -m pytest
+
+# The readers of files from strangers, on new random input: a fixed number of examples, two minutes.
+fuzz: install
+	ANYDEVICE_FUZZ_EXAMPLES=4000 $(BIN)/python -m pytest tests/checkpoint -k fuzz
 
 # Format, lint, types, import rules, and no device name in core: one command, the same that CI calls.
 check: install

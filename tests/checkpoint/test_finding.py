@@ -3,7 +3,7 @@ import os
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
@@ -354,13 +354,7 @@ def test_an_index_of_ten_million_names_is_not_even_read(tmp_path):
         open_checkpoint(path)
 
 
-@settings(
-    max_examples=300,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@settings.get_profile("readers")
 @given(
     st.one_of(
         st.binary(max_size=60),

@@ -3,7 +3,7 @@ import struct
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -275,13 +275,7 @@ def judge(path):
         assert as_bytes(tensor) == as_bytes(theirs[name])
 
 
-FUZZ = settings(
-    max_examples=400,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+FUZZ = settings.get_profile("readers")
 
 
 @FUZZ

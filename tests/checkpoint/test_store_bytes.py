@@ -4,6 +4,8 @@ import json
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from anydevice.checkpoint.store import open_store, write_store
 from anydevice.checkpoint.store_bytes import is_plain_dtype, is_shape
@@ -49,6 +51,15 @@ def test_shapes():
         assert not is_shape(bad)
 
 
+def rewrite(path, change):
+    """Change a manifest, and its digest with it."""
+    data = json.loads(path.read_bytes())
+    change(data)
+    del data["digest"]
+    synced = {"synced": data.pop("synced")}
+    path.write_text(json.dumps({**synced, **data, "digest": _digest(data)}))
+
+
 @pytest.mark.parametrize(
     ("field", "value", "words"),
     [
@@ -62,12 +73,44 @@ def test_shapes():
 def test_a_manifest_with_an_entry_that_cannot_be(field, value, words, tmp_path):
     write_store(tmp_path, {"w": torch.ones(4)})
     path = tmp_path / MANIFEST_NAME
-    data = json.loads(path.read_bytes())
-    data["tensors"]["w"][field] = value
-    del data["digest"]
-    synced = {"synced": data.pop("synced")}
-    path.write_text(json.dumps({**synced, **data, "digest": _digest(data)}))
+    rewrite(path, lambda data: data["tensors"]["w"].update({field: value}))
     with pytest.raises(OffloadStoreError, match=words) as caught:
         open_store(tmp_path)
     assert str(path) in str(caught.value)
     assert len(str(caught.value)) < 1500
+
+
+VALUES = st.one_of(
+    st.integers(-1, 20),
+    st.sampled_from([2**62, 2**63, 2**64, 1.0, 1e999, True, None, "4", "uint8", "qint8", "nn"]),
+    st.lists(st.one_of(st.integers(-1, 5), st.sampled_from([2**40, None, 1.0])), max_size=3),
+)
+
+
+@settings.get_profile("readers")
+@given(
+    st.dictionaries(
+        st.sampled_from(["file", "offset", "dtype", "shape", "content"]), VALUES, max_size=3
+    ),
+    st.dictionaries(st.sampled_from(["path", "nbytes", "mtime_ns"]), VALUES, max_size=1),
+)
+def test_fuzz_manifests(tmp_path, entry, file):
+    """Even with its digest right, a manifest is refused, or gives tensors within its file."""
+    folder = tmp_path / "store"
+    (folder / MANIFEST_NAME).unlink(missing_ok=True)
+    write_store(folder, {"w": torch.ones(4), "v": torch.ones(3)})
+
+    def change(data):
+        data["tensors"]["w"].update(entry)
+        data["files"][0].update(file)
+
+    rewrite(folder / MANIFEST_NAME, change)
+    try:
+        store = open_store(folder)
+        tensors = {name: store[name] for name in store}
+    except OffloadStoreError as error:
+        refusal = str(error)
+    else:
+        assert all(tensor.nbytes <= 4096 for tensor in tensors.values())
+        return
+    assert str(folder) in refusal

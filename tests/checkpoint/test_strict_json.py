@@ -80,7 +80,7 @@ VALUES = st.one_of(
 )
 
 
-@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+@settings.get_profile("readers")
 @given(
     st.dictionaries(
         st.text(max_size=5),
@@ -95,7 +95,7 @@ VALUES = st.one_of(
         max_size=4,
     )
 )
-def test_what_json_writes_it_reads(data):
+def test_fuzz_what_json_writes_is_read(data):
     assert parse_json(json.dumps(data).encode(), "x") == data
     assert parse_json(json.dumps(data, ensure_ascii=False).encode(), "x") == data
 
