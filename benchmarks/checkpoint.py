@@ -96,7 +96,9 @@ def empty_stack(side: str, size: str) -> Stack:
         return Stack(width, depth, words)
 
 
-def load_and_run(side: str, size: str, folder: Path, **options: Any) -> Mapping[str, float]:
+def load_and_run(
+    side: str, size: str, folder: Path, dispatch: bool = True, **options: Any
+) -> Mapping[str, float]:
     """Load the stack as ``options`` say, then run it once."""
     # One word, one thread: the forward touches each weight once, and computes next to nothing.
     torch.set_num_threads(1)
@@ -104,7 +106,9 @@ def load_and_run(side: str, size: str, folder: Path, **options: Any) -> Mapping[
     load = library(side).load_checkpoint_and_dispatch
     clock = Clock()
     place = options["device_map"].get("", "cpu")
-    if side == PEER and place == SIMULATED:
+    if not dispatch:
+        library(side).load_checkpoint_in_model(model, folder / "stack", **options)
+    elif side == PEER and place == SIMULATED:
         # The peer's reader refuses devices that safetensors has no name for; this is its way there.
         model = load(model, folder / "stack", device_map={"": "cpu"}).to(place)
     else:
@@ -140,6 +144,15 @@ WITH_LIMIT = (OURS, PEER, LIMIT)
 def cpu(side: str, size: str, folder: Path) -> Mapping[str, float]:
     if side == LIMIT:
         return limits(folder)
+    return load_and_run(side, size, folder, dispatch=False, device_map={"": "cpu"})
+
+
+@suite.case(
+    "float32 to CPU and dispatched, warm",
+    Metric("load", "to return", target=0.01),
+    Metric("forward", "with the first forward", target=0.25),
+)
+def cpu_dispatched(side: str, size: str, folder: Path) -> Mapping[str, float]:
     return load_and_run(side, size, folder, device_map={"": "cpu"})
 
 

@@ -138,7 +138,7 @@ def exchange(slot: Slot, value: torch.Tensor) -> None:
     gradient = old.grad
     if gradient is not None:
         old.grad = None
-    if old.device.type != value.device.type or not _set_data(old, value, requires_grad):
+    if old.is_meta or not _set_data(old, value, requires_grad):
         _swap(old, value, requires_grad)
     if gradient is not None and requires_grad and not value.is_meta:
         old.grad = move_tensor(gradient.detach(), parse_device(value.device)).to(value.dtype)
@@ -146,7 +146,7 @@ def exchange(slot: Slot, value: torch.Tensor) -> None:
 
 def _set_data(old: torch.Tensor, value: torch.Tensor, requires_grad: bool) -> bool:
     """Exchange by ``.data``, where torch takes the two for the same kind of tensor."""
-    if type(value) is not torch.Tensor:
+    if type(value) is not torch.Tensor or old.device.type != value.device.type:
         return False
     try:
         old.requires_grad_(False)

@@ -37,7 +37,7 @@ from anydevice.checkpoint.streaming import Request, stream
 from anydevice.checkpoint.ties import broken_ties
 from anydevice.devices import CPU, DISK, Device
 from anydevice.errors import AnyDeviceError, CheckpointError, DoesNotFitError, OffloadStoreError
-from anydevice.modules import exchange
+from anydevice.modules import Slot, exchange
 from anydevice.tensors import move_tensor
 from anydevice.text import list_some
 
@@ -46,6 +46,7 @@ __all__ = ["LoadReport", "Loading", "collector_paused", "memory_to_fill"]
 #: How a weight gets its value: a view of its file; read through buffers; converted as a whole;
 #: written to the offload folder, and a view of that.
 Way: TypeAlias = Literal["map", "stream", "convert", "write"]
+_UNINITIALIZED: Final = (nn.UninitializedParameter, nn.UninitializedBuffer)
 _log: Final = logging.getLogger("anydevice.checkpoint")
 
 
@@ -307,7 +308,7 @@ def _is_view(info: TensorInfo) -> bool:
 
 def _way_of(target: Target) -> Way:
     in_file = target.info.offset is not None
-    if target.device == DISK:
+    if target.device.type == DISK.type:
         return "write" if target.is_cast or not in_file else "map"
     if target.device.is_accelerator or target.is_cast:
         return "stream" if in_file else "convert"
@@ -346,18 +347,24 @@ def memory_to_fill(target: Target) -> torch.Tensor | None:
 
 def _give(target: Target, value: torch.Tensor) -> None:
     """Let all slots that hold one tensor hold the value; ties stay."""
-    done: set[int] = set()
-    for slot in target.slots:
-        old = slot.table[slot.name]
-        if id(old) in done and not slot.is_buffer:
-            continue
-        done.add(id(old))
+    for slot in _one_each(target.slots):
         if target.part is not None:
             put_local(slot.table, slot.name, value)
             continue
-        if isinstance(old, (nn.UninitializedParameter, nn.UninitializedBuffer)):
+        old = slot.table[slot.name]
+        if type(old) in _UNINITIALIZED:
             old.materialize(value.shape, dtype=value.dtype)
         exchange(slot, value)
+
+
+def _one_each(slots: list[Slot]) -> list[Slot]:
+    """One slot of each Parameter; all of buffers, which are replaced."""
+    if len(slots) == 1:
+        return slots
+    first: dict[int, Slot] = {}
+    for slot in slots:
+        first.setdefault(id(slot if slot.is_buffer else slot.get()), slot)
+    return list(first.values())
 
 
 def _device_without_memory(plan: Plan, error: Exception) -> Device | None:

@@ -40,18 +40,20 @@ class Casting:
             raise ModelError(f"dtype={dtype!r}: weights are cast to types of floating point only")
         self.float32_parts = [f".{part}." for part in _names(keep_in_fp32_modules)]
         self.any_kind = any_kind
+        self._changes_none = self.dtype is None and not self.float32_parts
 
     def result(self, name: str, info: TensorInfo, old: torch.Tensor) -> torch.dtype | None:
         """The dtype of a weight once loaded; None when there is none: `fault` says why."""
-        if info.dtype is not old.dtype:
+        if info.dtype is old.dtype:
+            if self._changes_none or not info.dtype.is_floating_point:
+                return info.dtype
+        else:
             if _kind(info.dtype) != _kind(old.dtype):
                 # A subclass of Parameter knows best what it can hold.
                 plain = type(old) in (nn.Parameter, torch.Tensor)
                 return None if plain and not self.any_kind else info.dtype
             if not info.dtype.is_floating_point:
                 return _exact(info.dtype, old.dtype)
-        elif not info.dtype.is_floating_point:
-            return info.dtype
         wanted = self._wanted(name, info, old)
         return wanted if wanted is info.dtype or _can_cast(info.dtype, wanted) else None
 

@@ -197,14 +197,15 @@ def _plan_group(
         return
     if len(present) > 1:
         plan.doubles[name] = present[1:]
-    device = places.of(first, slot, old)
+    sharded = is_sharded(old)
+    device = mesh_device(old) if sharded else places.of(first, slot, old)
     if info.form is not None and device == DISK:
         plan.mismatched.append(f"{name} is {info.form}, which cannot rest on the disk")
         return
     if device.is_accelerator:
         _require_support(first, device, dtype)
     part = None
-    if is_sharded(old):
+    if sharded:
         part = own_part(first, old)
         info = info_of_part(info, part)
         shape = torch.Size(info.shape)
@@ -290,8 +291,6 @@ class _Places:
             resolve_device(device)
 
     def of(self, name: str, slot: Slot, old: torch.Tensor) -> Device:
-        if is_sharded(old):
-            return mesh_device(old)
         if self._map is None:
             return CPU if old.is_meta else parse_device(old.device)
         device = self._map.lookup(name)

@@ -84,13 +84,14 @@ class Places:
 
     def are_kept(self, model: nn.Module) -> bool:
         """Whether all weights rest on their devices already; none of them on the disk."""
-        if DISK in self._map.devices:
+        devices = self._map.devices
+        if DISK in devices:
             return False
-        devices = {device: device.torch for device in (*self._map.devices, self.main, CPU)}
-        return all(
-            slot.table[slot.name].device == devices[self.rest(name, slot)]
-            for name, slot in iter_slots(model)
-        )
+        tensors = ((n, slot, slot.table[slot.name]) for n, slot in iter_slots(model))
+        if devices == [self.main]:
+            only = self.main.torch
+            return all(tensor.device == only for _, _, tensor in tensors)
+        return all(tensor.device == self.rest(n, slot).torch for n, slot, tensor in tensors)
 
     def execution(self, name: str) -> Device | None:
         """Where a module runs; None where its parts, in several entries of the map, decide."""
