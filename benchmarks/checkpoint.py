@@ -220,6 +220,7 @@ def disk_write(side: str, size: str, folder: Path) -> Mapping[str, float]:
     width, depth, words, _ = STACKS[size]
     nbytes = bytes_in(folder / "stack")
     model = Stack(width, depth, words)
+    offloading = library(PEER if side == PEER else OURS).disk_offload
     with new_folder(folder) as offload:
         # A virtual machine is slow with memory that it never used: let it have the pages before.
         plain_write(nbytes, offload / "plain")
@@ -229,7 +230,7 @@ def disk_write(side: str, size: str, folder: Path) -> Mapping[str, float]:
         if side == LIMIT:
             plain_write(nbytes, offload / "plain")
         else:
-            library(side).disk_offload(model, offload, execution_device=torch.device("cpu"))
+            offloading(model, offload, execution_device=torch.device("cpu"))
         numbers = {"write": clock()}
         os.sync()
         return {**numbers, "synced": clock(), "written": bytes_in(offload)}

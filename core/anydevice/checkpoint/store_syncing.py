@@ -10,11 +10,9 @@ Where the system does not tell one boot from another, the writer waits for the s
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
@@ -34,7 +32,6 @@ class Syncing:
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, "anydevice-sync")
-        self._last: Future[None] | None = None
         self._error: OSError | None = None
 
     def __enter__(self) -> Syncing:
@@ -43,63 +40,55 @@ class Syncing:
     def __exit__(self, kind: object, *_: object) -> None:
         self._pool.shutdown(wait=kind is not None)
 
-    def begin(self, descriptor: int) -> None:
-        """Let the disk begin with what is written so far, unless it is at work already."""
-        if self._last is None or self._last.done():
-            self._start(os.fsync, descriptor)
-
     def take(self, descriptor: int) -> None:
         """Sync a file that is whole, and close it."""
-        self._start(os.fsync, descriptor)
-        self._last = self._pool.submit(os.close, descriptor)
+        self._pool.submit(self._sync, descriptor)
 
     def finish(self, folder: Path, manifest: Manifest) -> None:
         """Mark a manifest as synced, once all that was taken is."""
-        self._last = self._pool.submit(self._finish, folder, manifest)
+        self._pool.submit(self._finish, folder, manifest)
 
     def wait(self) -> None:
-        """Wait for all that was taken.
+        """Wait for all that was taken; nothing can be taken after.
 
         Raises:
             OSError: the disk refused.
         """
-        if self._last is not None:
-            self._last.result()
+        self._pool.shutdown()
         if self._error is not None:
             raise self._error
 
-    def _start(self, function: Callable[[int], None], descriptor: int) -> None:
-        self._last = self._pool.submit(self._run, function, descriptor)
-
-    def _run(self, function: Callable[[int], None], descriptor: int) -> None:
+    def _sync(self, descriptor: int) -> None:
         try:
-            function(descriptor)
-        except OSError as error:  # told once: a later sync of the same file would not tell it
+            os.fsync(descriptor)
+        except OSError as error:
             self._error = self._error or error
+        finally:
+            os.close(descriptor)
 
     def _finish(self, folder: Path, manifest: Manifest) -> None:
-        # Somebody may remove the folder meanwhile: no longer of interest then, and nothing may be
-        # made in it. So the mark is one byte, changed in place.
-        with contextlib.suppress(FileNotFoundError):
-            try:
-                if self._error is not None:
-                    raise self._error
-                sync_folder(folder)
-                _mark(folder / MANIFEST_NAME, manifest)
-                sync_folder(folder)
-            except FileNotFoundError:
-                raise
-            except OSError as error:
-                _log.error(
-                    "the offload store %s could not be brought to the disk: %s. Its weights may be "
-                    "lost, also to the model that runs on it: offload it anew, to another disk.",
-                    folder,
-                    error,
-                )
+        try:
+            if self._error is not None:
+                raise self._error
+            sync_folder(folder)
+            _mark(folder / MANIFEST_NAME, manifest)
+            sync_folder(folder)
+        except FileNotFoundError:
+            pass  # somebody removed the folder: it is of no interest any more
+        except OSError as error:
+            _log.error(
+                "the offload store %s could not be brought to the disk: %s. Its weights may be "
+                "lost, also to the model that runs on it: offload it anew, to another disk.",
+                folder,
+                error,
+            )
 
 
 def _mark(path: Path, manifest: Manifest) -> None:
-    """Say in a manifest's file that what it names is on the disk; leave another one alone."""
+    """Say in a manifest's file that what it names is on the disk; leave another one alone.
+
+    One byte is changed in place: nothing may be made in a folder that is being removed.
+    """
     with open(path, "r+b", buffering=0) as file:
         if file.read() == manifest.dump():
             os.pwrite(file.fileno(), b"1", SYNCED_AT)

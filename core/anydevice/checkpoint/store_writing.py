@@ -173,7 +173,7 @@ def _write_file(path: Path, values: Mapping[str, Storable], syncing: Syncing) ->
     descriptor = _create(temporary)
     try:
         _write_all(descriptor, memoryview(header))
-        contents = _write_values(descriptor, values, syncing)
+        contents = _write_values(descriptor, values)
     finally:
         syncing.take(descriptor)
     os.replace(temporary, path)
@@ -209,13 +209,8 @@ def _header(values: Mapping[str, Storable]) -> tuple[bytes, dict[str, int]]:
     )
 
 
-def _write_values(
-    descriptor: int, values: Mapping[str, Storable], syncing: Syncing
-) -> dict[str, str]:
-    """Write all bytes in order; while this thread makes a piece, another writes the last one.
-
-    The disk begins with what is written at once: the system alone would begin much later.
-    """
+def _write_values(descriptor: int, values: Mapping[str, Storable]) -> dict[str, str]:
+    """Write all bytes in order; while this thread makes a piece, another writes the last one."""
     contents: dict[str, str] = {}
     with ThreadPoolExecutor(1, "anydevice-write") as pool:
         writing: Future[None] | None = None
@@ -225,7 +220,6 @@ def _write_values(
                 if writing is not None:
                     writing.result()
                 writing = pool.submit(_write_piece, descriptor, piece)
-                syncing.begin(descriptor)
                 total = zlib.crc32(bytes_of(piece), total)
             identity = value.identity if isinstance(value, WeightSource) else None
             contents[name] = identity or as_checksum(total)
