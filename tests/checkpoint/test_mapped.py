@@ -150,3 +150,10 @@ def test_a_default_device_of_the_caller_is_no_matter(numbers):
         assert not file.tensor(0, torch.float32, (4,)).is_meta
         assert not file.tensor(0, torch.float32, (0,)).is_meta
         assert is_unwritten(file.tensor(0, torch.float32, (4,)))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no pipes with names")
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(CorruptCheckpointError, match="not a regular file"):
+        map_file(tmp_path / "pipe", own=True)

@@ -200,9 +200,10 @@ def map_file(path: str | os.PathLike[str], *, own: bool = False) -> MappedFile:
     """
     full = os.path.abspath(os.fspath(path))
     with _lock:
-        identity = FileIdentity.of(full)
-        known = None if own else _mappings.get(identity)
-        if known is None:
+        known = None if own else _mappings.get(FileIdentity.of(full))
+        if known is not None:
+            identity = known.identity
+        else:
             identity, known = _map(full)
             if known is not None:
                 if not own:
@@ -212,10 +213,13 @@ def map_file(path: str | os.PathLike[str], *, own: bool = False) -> MappedFile:
 
 
 def _map(path: str) -> tuple[FileIdentity, _Mapping | None]:
+    # A pipe without a writer would be waited for, were it not for O_NONBLOCK.
+    flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
     try:
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
-    except OSError as error:
-        raise CheckpointNotFoundError(f"cannot open {path}: {error.strerror}") from None
+        descriptor = os.open(path, flags)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise CheckpointNotFoundError(f"cannot open {path}: {reason}") from None
     try:
         identity = FileIdentity._from_stat(os.fstat(descriptor), path)
         if identity.size == 0:

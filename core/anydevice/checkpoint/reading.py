@@ -14,7 +14,7 @@ import torch
 from anydevice.checkpoint.finding import Found, find_local
 from anydevice.checkpoint.hub import download, is_repo_id
 from anydevice.checkpoint.info import TensorInfo, form_of
-from anydevice.checkpoint.mapped import FileIdentity, MappedFile, backing_of, map_file
+from anydevice.checkpoint.mapped import MappedFile, backing_of, map_file
 from anydevice.checkpoint.options import require_text
 from anydevice.checkpoint.safetensors_format import looks_like_safetensors, read_header
 from anydevice.checkpoint.torch_format import looks_like_torch, read_torch_file, state_dict_of
@@ -126,12 +126,14 @@ class _FileCheckpoint(Checkpoint):
             file.check()
 
     def _open(self, path: str) -> dict[str, TensorInfo]:
-        start = _first_bytes(path)
+        file = self._files[path] = map_file(path, own=True)
+        if file.nbytes == 0:
+            raise CorruptCheckpointError(f"{path} is empty. Fetch it again, or save it again.")
+        start = file.read(0, 16)
         # The name decides first: a damaged safetensors file should be told as one.
         if path.endswith(".safetensors") or (
             looks_like_safetensors(start) and not looks_like_torch(start)
         ):
-            file = self._files[path] = map_file(path, own=True)
             return read_header(file)
         if not looks_like_torch(start):
             raise CorruptCheckpointError(
@@ -139,7 +141,6 @@ class _FileCheckpoint(Checkpoint):
                 f"{start[:8]!r}. A text that begins with 'version https://git-lfs' stands for a "
                 "file that was not fetched: run `git lfs pull`."
             )
-        self._files[path] = map_file(path, own=True)
         self.may_share = True
         return self._take_torch(path, state_dict_of(read_torch_file(path), path))
 
@@ -184,17 +185,6 @@ def _assign(
     return owner.items()
 
 
-def _first_bytes(path: str) -> bytes:
-    size = FileIdentity.of(path).size
-    if size == 0:
-        raise CorruptCheckpointError(f"{path} is empty. Fetch it again, or save it again.")
-    try:
-        with open(path, "rb") as file:
-            return file.read(16)
-    except OSError as error:
-        raise CheckpointNotFoundError(f"cannot open {path}: {error.strerror}") from None
-
-
 def open_checkpoint(
     checkpoint: str | os.PathLike[str],
     *,
@@ -222,9 +212,9 @@ def open_checkpoint(
     """
     require_text(revision=revision, variant=variant, subfolder=subfolder)
     text = _as_text(checkpoint)
-    if os.path.exists(text):
+    if _exists(text):
         path = os.path.join(text, subfolder) if subfolder else text
-        if not os.path.exists(path):
+        if not _exists(path):
             raise CheckpointNotFoundError(f"{text} has no subfolder {subfolder!r}")
         if variant and not os.path.isdir(path):
             _require_variant(path, variant)
@@ -239,6 +229,16 @@ def _as_text(checkpoint: str | os.PathLike[str]) -> str:
         return os.fsdecode(checkpoint)
     except TypeError:
         raise OptionError(f"checkpoint={checkpoint!r}: a path is needed, or a name") from None
+
+
+def _exists(path: str) -> bool:
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return False
+    except OSError as error:
+        raise CheckpointNotFoundError(f"cannot open {path}: {error.strerror}") from None
+    return True
 
 
 def _require_variant(path: str, variant: str) -> None:
@@ -270,7 +270,7 @@ def fetch_checkpoint(
         CheckpointNotFoundError: there is none.
     """
     text = _as_text(path_or_repo)
-    if os.path.exists(text):
+    if _exists(text):
         return Path(text)
     _require_repo_id(text)
     return download(
