@@ -128,6 +128,18 @@ class Loading:
             else:
                 _log.warning("%s: %s; those of the latter are taken", source, line)
 
+    @property
+    def is_quick(self) -> bool:
+        """Whether nothing has to be read, copied or written."""
+        ways = self.ways
+        slow = ways["stream"] or ways["convert"] or ways["write"] or self.checkpoint.may_share
+        return not slow and not self.options.preload
+
+    def run(self) -> LoadReport:
+        """Get all values, then put them into the model: see `prepare` and `commit`."""
+        self.prepare()
+        return self.commit()
+
     def prepare(self) -> None:
         """Get all values; the model is not changed, but for memory that it has for them.
 

@@ -124,5 +124,6 @@ def load_checkpoint_in_model(
         with collector_paused():
             source = find()
             loading = Loading(model, source, plan_for(source), options, bar)
-        loading.prepare()
-        return loading.commit()
+            if loading.is_quick:
+                return loading.run()
+        return loading.run()
