@@ -86,7 +86,7 @@ def killed_at_each_step(root):
 
         def work(folder=folder, step=step):
             left = [step]
-            for name in ("write", "replace", "unlink", "mkdir", "pwrite"):
+            for name in ("write", "fsync", "replace", "unlink", "mkdir"):
                 real = getattr(os, name)
 
                 def counted(*args, real=real, **kwargs):

@@ -39,11 +39,10 @@ from anydevice.checkpoint.store_manifest import (
     StoredFile,
     current_boot,
 )
-from anydevice.checkpoint.store_syncing import Syncing
+from anydevice.checkpoint.store_syncing import publish, sync_later
 from anydevice.checkpoint.store_writing import (
     nothing_left_on_error,
     remove_data_files,
-    write_atomically,
     write_files,
 )
 from anydevice.errors import AnyDeviceError, OffloadStoreError
@@ -118,8 +117,9 @@ def open_store(folder: str | os.PathLike[str]) -> OffloadStore:
     except OSError:
         raise OffloadStoreError(
             f"{path} is not a complete offload store: it has no {MANIFEST_NAME}, or one that was "
-            "not yet safe when the machine stopped. Writing it was cut short, or it is another "
-            "folder. Offload the model again."
+            "not yet on the disk when the machine stopped (or that another machine is bringing to "
+            "the disk now). Writing it was cut short, or it is another folder. Offload the model "
+            "again."
         ) from None
     for file in manifest.files:
         file.check(path)
@@ -159,6 +159,8 @@ def write_store(
             with filelock.FileLock(path / LOCK_NAME):
                 # Another process may have written while this one waited: look once more.
                 manifest = _add_missing(path, _usable(path, tensors), tensors, point)
+        elif manifest.boot is not None:  # its writer may not have come to this
+            sync_later(path, manifest)
     except OSError as error:
         if isinstance(error, AnyDeviceError):
             raise
@@ -177,18 +179,11 @@ def _add_missing(
         if name not in entries and point and (entry := _point_to(value)) is not None:
             entries[name] = entry
     missing = {name: value for name, value in tensors.items() if name not in entries}
-    with nothing_left_on_error(folder, kept, missing), Syncing() as syncing:
-        entries |= write_files(folder, kept, missing, syncing)
-        manifest = Manifest(entries, current_boot())
-        if manifest.boot is None:
-            syncing.wait()
-            write_atomically(folder / MANIFEST_NAME, manifest.dump(), synced=True)
-        else:
-            for file in old.files if old.boot else ():
-                if not os.path.isabs(file.path):  # the writer before may not have come to this
-                    syncing.take(os.open(folder / file.path, os.O_RDONLY))
-            write_atomically(folder / MANIFEST_NAME, manifest.dump(), synced=False)
-            syncing.finish(folder, manifest)
+    # A store that is on the disk may be the only copy: it does not become less for a moment.
+    boot = None if old.entries and old.boot is None else current_boot()
+    with nothing_left_on_error(folder, kept, missing):
+        manifest = Manifest(entries | write_files(folder, kept, missing), boot)
+        publish(folder, manifest)
     return manifest
 
 

@@ -27,7 +27,9 @@ from anydevice.errors import CheckpointError, OffloadStoreError
 __all__ = [
     "DATA_PREFIX",
     "LOCK_NAME",
+    "LOST",
     "MANIFEST_NAME",
+    "SYNCED",
     "SYNCED_AT",
     "Entry",
     "Manifest",
@@ -40,8 +42,12 @@ LOCK_NAME: Final = "anydevice-offload.lock"
 #: Every data file that anydevice writes to an offload folder begins so, and no other file does.
 DATA_PREFIX: Final = "anydevice-offload-"
 
-#: Where in a manifest's file the digit is that says whether all is on the disk: 0 or 1.
+#: Where in a manifest's file the digit is that says what is on the disk: 0 before it is known.
 SYNCED_AT: Final = len('{"synced": ')
+#: All is there.
+SYNCED: Final = b"1"
+#: The disk refused.
+LOST: Final = b"2"
 
 _FORMAT: Final = "anydevice offload store"
 _VERSION: Final = 1
@@ -172,14 +178,15 @@ class Manifest:
         """Read the manifest of a folder.
 
         Raises:
-            FileNotFoundError: there is none; or the machine stopped before it was on the disk.
+            FileNotFoundError: there is none, or it is good no more: the machine stopped before it
+                was on the disk, or the disk refused.
             OffloadStoreError: it cannot be read, is not a manifest, or contradicts itself.
         """
         path = folder / MANIFEST_NAME
         try:
             raw = read_bounded(path)
-            if not raw.strip(b"\0"):  # so a loss of power can leave it
-                raise FileNotFoundError(f"{path} is empty")
+            if _is_torn(raw):
+                raise FileNotFoundError(f"{path} is not whole")
             data = parse_json(raw, str(path), file_names=True)
             synced = data.pop("synced")
             if data["format"] != _FORMAT or data["version"] != _VERSION:
@@ -200,8 +207,8 @@ class Manifest:
             raise _broken(path, f"{type(error).__name__}: {error!s:.200}") from None
         if synced == 1:
             return cls(entries)
-        if data["boot"] is None or data["boot"] != current_boot():
-            raise FileNotFoundError(f"the machine stopped before {path} was on the disk")
+        if synced != 0 or data["boot"] is None or data["boot"] != current_boot():
+            raise FileNotFoundError(f"what {path} names never came to the disk")
         return cls(entries, data["boot"])
 
 
@@ -212,6 +219,12 @@ def current_boot() -> str | None:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip() or None
     except OSError:
         return None
+
+
+def _is_torn(raw: bytes) -> bool:
+    """Whether a manifest lacks bytes: so a loss of power can leave one that was not synced."""
+    text = raw.rstrip(b"\0")
+    return not text or (text.startswith(b'{"synced": 0') and not text.endswith(b"}"))
 
 
 def _digest(data: Mapping[str, Any]) -> str:

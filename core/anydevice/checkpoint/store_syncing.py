@@ -1,4 +1,4 @@
-"""Bringing an offload store's files to the disk while its writer goes on.
+"""Naming what was written in an offload store's manifest, and bringing it to the disk.
 
 [Note: whole before it is synced]
 What was written is in the system's memory at once: every process reads it from there, and it
@@ -10,97 +10,94 @@ Where the system does not tell one boot from another, the writer waits for the s
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-from concurrent.futures import ThreadPoolExecutor
+import threading
 from pathlib import Path
 from typing import Final
 
-from anydevice.checkpoint.store_manifest import MANIFEST_NAME, SYNCED_AT, Manifest
+from anydevice.checkpoint.store_manifest import (
+    LOST,
+    MANIFEST_NAME,
+    SYNCED,
+    SYNCED_AT,
+    Manifest,
+)
+from anydevice.checkpoint.store_writing import write_atomically
 
-__all__ = ["Syncing", "sync_folder"]
+__all__ = ["publish", "sync_later"]
 
 _log: Final = logging.getLogger("anydevice.checkpoint")
 
 
-class Syncing:
-    """Syncs files in the order in which they come, in a thread of its own.
+def publish(folder: Path, manifest: Manifest) -> None:
+    """Make a manifest the folder's. Its files are synced before, where it is to outlive the boot.
 
-    It owns the descriptors it is given. Python ends only when the thread has done its work. Leaving
-    the context by an error waits for it, so that the files can be removed.
+    Raises:
+        OSError: the system refused.
     """
-
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(1, "anydevice-sync")
-        self._error: OSError | None = None
-
-    def __enter__(self) -> Syncing:
-        return self
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        self._pool.shutdown(wait=kind is not None)
-
-    def take(self, descriptor: int) -> None:
-        """Sync a file that is whole, and close it."""
-        self._pool.submit(self._sync, descriptor)
-
-    def finish(self, folder: Path, manifest: Manifest) -> None:
-        """Mark a manifest as synced, once all that was taken is."""
-        self._pool.submit(self._finish, folder, manifest)
-
-    def wait(self) -> None:
-        """Wait for all that was taken; nothing can be taken after.
-
-        Raises:
-            OSError: the disk refused.
-        """
-        self._pool.shutdown()
-        if self._error is not None:
-            raise self._error
-
-    def _sync(self, descriptor: int) -> None:
-        try:
-            os.fsync(descriptor)
-        except OSError as error:
-            self._error = self._error or error
-        finally:
-            os.close(descriptor)
-
-    def _finish(self, folder: Path, manifest: Manifest) -> None:
-        try:
-            if self._error is not None:
-                raise self._error
-            sync_folder(folder)
-            _mark(folder / MANIFEST_NAME, manifest)
-            sync_folder(folder)
-        except FileNotFoundError:
-            pass  # somebody removed the folder: it is of no interest any more
-        except OSError as error:
-            _log.error(
-                "the offload store %s could not be brought to the disk: %s. Its weights may be "
-                "lost, also to the model that runs on it: offload it anew, to another disk.",
-                folder,
-                error,
-            )
+    if manifest.boot is None:
+        _sync_files(folder, manifest)
+        write_atomically(folder / MANIFEST_NAME, manifest.dump())
+        _sync(folder)
+    else:
+        write_atomically(folder / MANIFEST_NAME, manifest.dump(), synced=False)
+        sync_later(folder, manifest)
 
 
-def _mark(path: Path, manifest: Manifest) -> None:
-    """Say in a manifest's file that what it names is on the disk; leave another one alone.
+def sync_later(folder: Path, manifest: Manifest) -> None:
+    """Bring a store to the disk in a thread; Python ends only when that has done its work."""
+    threading.Thread(
+        target=_bring_to_disk, args=(folder, manifest), name="anydevice-sync", daemon=False
+    ).start()
+
+
+def _bring_to_disk(folder: Path, manifest: Manifest) -> None:
+    try:
+        _sync_files(folder, manifest)
+        _mark(folder, manifest, SYNCED)
+    except (FileNotFoundError, PermissionError):
+        pass  # somebody removed the folder, or it is not ours to write to
+    except OSError as error:
+        _log.error(
+            "the offload store %s could not be brought to the disk: %s. Its weights may be lost, "
+            "also to the model that runs on it: offload it anew, to another disk.",
+            folder,
+            error,
+        )
+        # The system may give other bytes from now on: nobody else shall use them.
+        with contextlib.suppress(OSError):
+            _mark(folder, manifest, LOST)
+
+
+def _mark(folder: Path, manifest: Manifest, mark: bytes) -> None:
+    """Say in a manifest's file what became of the store; leave another's manifest alone.
 
     One byte is changed in place: nothing may be made in a folder that is being removed.
     """
-    with open(path, "r+b", buffering=0) as file:
+    with open(folder / MANIFEST_NAME, "r+b", buffering=0) as file:
         if file.read() == manifest.dump():
-            os.pwrite(file.fileno(), b"1", SYNCED_AT)
+            file.seek(SYNCED_AT)
+            file.write(mark)
             os.fsync(file.fileno())
 
 
-def sync_folder(folder: Path) -> None:
-    """Make renames in a folder last; a system that cannot open folders needs no such thing."""
+def _sync_files(folder: Path, manifest: Manifest) -> None:
+    """Sync what lies in the folder; other files are pointed to, and were there before."""
+    for file in manifest.files:
+        if not os.path.isabs(file.path):
+            _sync(folder / file.path, os.O_RDWR)
+    _sync(folder)
+
+
+def _sync(path: Path, flags: int = os.O_RDONLY) -> None:
     try:
-        descriptor = os.open(folder, os.O_RDONLY)
+        descriptor = os.open(path, flags)
     except (PermissionError, IsADirectoryError):
-        return
+        if path.is_dir():  # a system that cannot open folders needs no such thing
+            return
+        raise
     try:
         os.fsync(descriptor)
     finally:

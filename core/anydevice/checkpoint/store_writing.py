@@ -30,7 +30,6 @@ from anydevice.checkpoint.store_bytes import (
     pieces_of,
 )
 from anydevice.checkpoint.store_manifest import DATA_PREFIX, MANIFEST_NAME, Entry, StoredFile
-from anydevice.checkpoint.store_syncing import Syncing, sync_folder
 from anydevice.errors import DiskFullError
 from anydevice.sizes import tie_key
 
@@ -67,7 +66,7 @@ _SAFETENSORS_NAMES: Final = {
 
 
 def write_files(
-    folder: Path, kept: Collection[str], values: Mapping[str, Storable], syncing: Syncing
+    folder: Path, kept: Collection[str], values: Mapping[str, Storable]
 ) -> dict[str, Entry]:
     """Write weights to new files in ``folder``, none named as one ``kept``; tied ones once.
 
@@ -75,7 +74,6 @@ def write_files(
         folder: that is there.
         kept: file names.
         values: by name.
-        syncing: brings the files to the disk.
 
     Returns:
         Where each weight is.
@@ -90,7 +88,7 @@ def write_files(
     written: dict[str, Entry] = {}
     for group in _group(unique):
         path = folder / next(free)
-        written |= _write_file(path, {name: unique[name] for name in group}, syncing)
+        written |= _write_file(path, {name: unique[name] for name in group})
     return {name: written[owner[name]] for name in values}
 
 
@@ -132,13 +130,13 @@ def remove_data_files(folder: Path, kept: Collection[str]) -> None:
                 path.unlink(missing_ok=True)
 
 
-def write_atomically(path: Path, data: bytes, *, synced: bool) -> None:
+def write_atomically(path: Path, data: bytes, *, synced: bool = True) -> None:
     """Write a small file so that it is there whole or not at all.
 
     Args:
         path: of the file.
         data: its bytes.
-        synced: whether that shall hold after a loss of power too.
+        synced: whether its bytes shall be on the disk before it has its name.
     """
     temporary = path.with_name(path.name + _TEMPORARY)
     descriptor = _create(temporary)
@@ -149,8 +147,6 @@ def write_atomically(path: Path, data: bytes, *, synced: bool) -> None:
     finally:
         os.close(descriptor)
     os.replace(temporary, path)
-    if synced:
-        sync_folder(path.parent)
 
 
 def _group(values: Mapping[str, Storable]) -> Iterator[list[str]]:
@@ -167,7 +163,7 @@ def _group(values: Mapping[str, Storable]) -> Iterator[list[str]]:
         yield sorted(group, key=lambda n: -values[n].dtype.itemsize)
 
 
-def _write_file(path: Path, values: Mapping[str, Storable], syncing: Syncing) -> dict[str, Entry]:
+def _write_file(path: Path, values: Mapping[str, Storable]) -> dict[str, Entry]:
     header, offsets = _header(values)
     temporary = path.with_name(path.name + _TEMPORARY)
     descriptor = _create(temporary)
@@ -175,7 +171,7 @@ def _write_file(path: Path, values: Mapping[str, Storable], syncing: Syncing) ->
         _write_all(descriptor, memoryview(header))
         contents = _write_values(descriptor, values)
     finally:
-        syncing.take(descriptor)
+        os.close(descriptor)
     os.replace(temporary, path)
     file = StoredFile.of(path, path.name)
     return {
