@@ -39,6 +39,10 @@ def net():
     return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4)).eval()
 
 
+def offloaded_again(model):
+    return anydevice.cpu_offload(model, 0)
+
+
 def offloaded(kind, folder, model=None, execution=0):
     model = net() if model is None else model
     if kind == "cpu":
@@ -696,3 +700,13 @@ def test_two_parameters_over_one_memory_stay_so_wherever_it_goes(sim):
     anydevice.undispatch(model)
     assert one.device.type == "cpu"
     assert one.data_ptr() == other.data_ptr()
+
+
+@pytest.mark.parametrize("again", [lambda m: anydevice.dispatch_model(m, {"": 0}), offloaded_again])
+def test_a_lone_module_is_dispatched_again_with_its_buffers(sim, again):
+    model = nn.BatchNorm1d(4).eval()
+    wanted = model(X)
+    anydevice.cpu_offload(model, 0)
+    again(model)
+    assert model.running_mean.device.type == "sim"
+    assert torch.allclose(model(X.to("sim:0")).cpu(), wanted)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import gc
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ import torch
 from torch import nn
 
 from anydevice import registry
+from anydevice.checkpoint.collector import collector_paused
 from anydevice.checkpoint.converting import convert, source_for_disk
 from anydevice.checkpoint.info import TensorInfo
 from anydevice.checkpoint.mapped import backing_of
@@ -41,7 +41,7 @@ from anydevice.modules import Slot, exchange
 from anydevice.tensors import move_tensor
 from anydevice.text import list_some
 
-__all__ = ["LoadReport", "Loading", "collector_paused", "memory_to_fill"]
+__all__ = ["LoadReport", "Loading", "memory_to_fill"]
 
 #: How a weight gets its value: a view of its file; read through buffers; converted as a whole;
 #: written to the offload folder, and a view of that.
@@ -406,15 +406,3 @@ def _warn_of_unexpected(model: nn.Module, source: str, names: list[str]) -> None
     """Say once that the checkpoint has more than the model."""
     if names:
         _log.warning("%s has no place for %s of %s", type(model).__name__, list_some(names), source)
-
-
-@contextlib.contextmanager
-def collector_paused() -> Iterator[None]:
-    """Make many objects that all stay, and spare the garbage collector counting them."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()

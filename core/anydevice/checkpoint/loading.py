@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from anydevice.checkpoint.applying import Loading, LoadReport, collector_paused
+from anydevice.checkpoint.applying import Loading, LoadReport
 from anydevice.checkpoint.casting import Casting
+from anydevice.checkpoint.collector import collector_paused
 from anydevice.checkpoint.matching import Plan, dtypes_once_loaded, make_plan
 from anydevice.checkpoint.options import DEFAULT_BUFFER_BYTES, read_options, require_text
 from anydevice.checkpoint.progress import Progress
@@ -121,8 +122,8 @@ def load_checkpoint_in_model(
             from anydevice.checkpoint.broadcasting import load_from_rank0
 
             return load_from_rank0(model, find, plan_for, options, bar)
+        source = find()
         with collector_paused():
-            source = find()
             loading = Loading(model, source, plan_for(source), options, bar)
             if loading.is_quick:
                 return loading.run()

@@ -11,12 +11,17 @@ from typing import Any
 
 import torch
 
+from anydevice.checkpoint.collector import collector_paused
 from anydevice.checkpoint.finding import Found, find_local
 from anydevice.checkpoint.hub import download, is_repo_id
 from anydevice.checkpoint.info import TensorInfo, form_of
 from anydevice.checkpoint.mapped import MappedFile, backing_of, map_file
 from anydevice.checkpoint.options import require_text
-from anydevice.checkpoint.safetensors_format import looks_like_safetensors, read_header
+from anydevice.checkpoint.safetensors_format import (
+    looks_like_safetensors,
+    read_header,
+    what_text_it_is,
+)
 from anydevice.checkpoint.torch_format import looks_like_torch, read_torch_file, state_dict_of
 from anydevice.errors import CheckpointNotFoundError, CorruptCheckpointError, OptionError
 
@@ -88,9 +93,10 @@ class _FileCheckpoint(Checkpoint):
         self._infos: dict[str, TensorInfo] = {}
         self._files: dict[str, MappedFile] = {}
         self._loaded: dict[str, torch.Tensor] = {}  # what does not lie in a file as plain bytes
-        contents = {file: self._open(file) for file in found.files}
-        for name, file in _assign(found, contents):
-            self._infos[name] = contents[file][name]
+        with collector_paused():
+            contents = {file: self._open(file) for file in found.files}
+            for name, file in _assign(found, contents):
+                self._infos[name] = contents[file][name]
 
     def __getitem__(self, name: str) -> TensorInfo:
         return self._infos[name]
@@ -115,10 +121,10 @@ class _FileCheckpoint(Checkpoint):
         return self._files[file].tensor(offset, dtype, shape)
 
     def reopened(self) -> Checkpoint:
-        self.check()
         other = copy.copy(self)
         other._is_reopened = True
         other._files = {path: map_file(path, own=True) for path in self._files}
+        self.check()  # after: a file that is replaced in between is noticed
         return other
 
     def check(self) -> None:
@@ -129,17 +135,19 @@ class _FileCheckpoint(Checkpoint):
         file = self._files[path] = map_file(path, own=True)
         if file.nbytes == 0:
             raise CorruptCheckpointError(f"{path} is empty. Fetch it again, or save it again.")
-        start = file.read(0, 16)
+        start = file.read(0, 100)
         # The name decides first: a damaged safetensors file should be told as one.
         if path.endswith(".safetensors") or (
             looks_like_safetensors(start) and not looks_like_torch(start)
         ):
             return read_header(file)
         if not looks_like_torch(start):
+            other = what_text_it_is(start)
             raise CorruptCheckpointError(
-                f"{path} is neither a safetensors file nor one of torch.save: it begins with "
-                f"{start[:8]!r}. A text that begins with 'version https://git-lfs' stands for a "
-                "file that was not fetched: run `git lfs pull`."
+                f"{path} is {other}"
+                if other
+                else f"{path} is neither a safetensors file nor one of torch.save: it begins with "
+                f"{start[:8]!r}. Fetch it again, or save it again."
             )
         self.may_share = True
         return self._take_torch(path, state_dict_of(read_torch_file(path), path))

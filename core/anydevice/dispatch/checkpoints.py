@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from anydevice.checkpoint import Checkpoint, load_checkpoint_in_model
-from anydevice.checkpoint.applying import collector_paused
+from anydevice.checkpoint.collector import collector_paused
 from anydevice.devices import DeviceLike
 from anydevice.dispatch.models import dispatch_placed
 from anydevice.dispatch.places import Places

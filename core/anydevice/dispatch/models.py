@@ -145,7 +145,7 @@ def dispatch_placed(
     if state_dict is not None or offload_index is not None or not places.are_kept(model):
         weights = gather_weights(iter_slots(model), places.rest)
         put_in_place(weights, state_dict, offload_dir, offload_index)
-    remove_hooks_of_kind(model, AlignDevicesHook, CpuOffload)  # the user's own stay
+    _remove_old_hooks(model)
     if force_hooks or not places.is_single:
         hook_model(model, places, **hooking)
     setattr(model, "hf_device_map", dict(placement))  # noqa: B010 - not an attribute of nn.Module
@@ -190,6 +190,15 @@ def hook_model(
     model.__dict__[ENGINE] = engine
 
 
+def _remove_old_hooks(model: nn.Module) -> None:
+    """Remove the hooks of an earlier dispatch; the user's own stay, and all weights too."""
+    for module in model.modules():
+        hook = align_hook_of(module)
+        if hook is not None:
+            hook.lodgers = ()  # where they rest has just been decided anew
+    remove_hooks_of_kind(model, AlignDevicesHook, CpuOffload)
+
+
 def _lodgers(model: nn.Module, places: Places) -> list[Slot]:
     """Buffers whose entry of the map is not an accelerator, but whose module runs on one."""
     if places.offload_buffers:
@@ -219,7 +228,7 @@ def dispatch_offloaded(
     places = Places.of(resolve_device_map(model, {"": rest}), execution, offload_buffers)
     weights = gather_weights(iter_slots(model), places.rest)
     put_in_place(weights, state_dict, offload_dir)
-    remove_hooks_of_kind(model, AlignDevicesHook, CpuOffload)  # the user's own stay
+    _remove_old_hooks(model)
     hook_model(model, places, preload=preload or ())
     for module in model.modules():
         hook = align_hook_of(module)
