@@ -21,6 +21,7 @@ __all__ = [
     "all_on_device",
     "concatenate",
     "find_device",
+    "is_dense",
     "is_torch_tensor",
     "iter_tensors",
     "listify",
@@ -143,6 +144,19 @@ def iter_tensors(data: Any, depth: int = 8) -> Iterator[torch.Tensor]:
     elif dataclasses.is_dataclass(data) and not isinstance(data, type):
         for field in dataclasses.fields(data):
             yield from iter_tensors(getattr(data, field.name, None), depth - 1)
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the tensor's elements fill one range of memory, each once, in whatever order."""
+    if tensor.is_contiguous():
+        return True
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
 
 
 def is_torch_tensor(data: Any) -> bool:

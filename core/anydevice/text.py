@@ -13,6 +13,7 @@ from typing import Any, Final
 from anydevice.errors import BudgetError, OptionError
 
 __all__ = [
+    "SMALLEST_COMPUTED",
     "as_float",
     "format_bytes",
     "lay_out_table",
@@ -25,7 +26,7 @@ _SIZE: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(?:e\+?(\d{1,4}))?\s*(?:([kmgtp
 #: More bytes cannot be counted by torch, nor by most systems.
 _LARGEST: Final = 2**63 - 1
 #: A number below it that is not whole was not computed, but lacks a unit.
-_SMALLEST_COMPUTED: Final = 1 << 20
+SMALLEST_COMPUTED: Final = 1 << 20
 _USE: Final = "use bytes, or a string such as '10GiB', '1.5GB' or '512MB'"
 
 
@@ -99,7 +100,7 @@ def _whole(size: Any, said: Any) -> int:
     """Bytes of a computed number, such as 0.9 times what is free; but nobody computes 10.5."""
     if not math.isfinite(size):
         raise BudgetError(_unreadable(said))
-    if abs(size) < _SMALLEST_COMPUTED and size != int(size):
+    if abs(size) < SMALLEST_COMPUTED and size != int(size):
         raise BudgetError(
             f"{_cut(said)} is not a size: there are no fractions of a byte. Give a unit, such as "
             "'10.5GiB'"

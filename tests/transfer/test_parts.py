@@ -12,8 +12,9 @@ from torch import nn
 
 from anydevice.devices import CPU, parse_device
 from anydevice.modules import iter_slots
+from anydevice.tensors import is_dense
 from anydevice.transfer import Engine, carry, profile_transfers
-from anydevice.transfer.layout import align, is_dense, lay_out
+from anydevice.transfer.layout import align, lay_out
 from anydevice.transfer.staging import divide
 
 # ---------------------------------------------------------------------- layouts

@@ -188,9 +188,7 @@ def _plan_group(
             for other in ([name] if shape is None else []) + others
         ]
         return
-    fault = None
-    if info.form is not None or type(old) not in _PLAIN or old.layout is not torch.strided:
-        fault = fault_of_form(name, info, old)
+    fault = _fault_of_form(name, info, old)
     dtype = None if fault else casting.result(first, info, old)
     if dtype is None:
         plan.mismatched.append(fault or casting.fault(name, info, old))
@@ -211,6 +209,13 @@ def _plan_group(
         shape = torch.Size(info.shape)
     slots = [slot for _, slot in group]
     plan.targets.append(Target(name, info, slots, device, dtype, shape, part))
+
+
+def _fault_of_form(name: str, info: TensorInfo, old: torch.Tensor) -> str | None:
+    """See `fault_of_form`, which need not look at what is plain on both sides."""
+    if info.form is None and type(old) in _PLAIN and old.layout is torch.strided:
+        return None
+    return fault_of_form(name, info, old)
 
 
 def _note_missing(plan: Plan, expected: list[str], slot: Slot) -> None:

@@ -13,6 +13,7 @@ from typing import TypeVar
 import torch
 
 from anydevice.checkpoint.mapped import backing_of, map_file
+from anydevice.tensors import is_dense
 
 __all__ = ["separate"]
 
@@ -35,7 +36,7 @@ def separate(values: MutableMapping[Key, torch.Tensor]) -> list[Key]:
     for (start, stop), number in spans:
         key = keys[number]
         value = values[key]
-        if start < end or not _is_dense(value):
+        if start < end or not is_dense(value):
             values[key] = _anew(value)
             if backing_of(values[key]) is None:
                 copied.append(key)
@@ -52,18 +53,6 @@ def _span(value: torch.Tensor) -> tuple[int, int] | None:
     start = value.data_ptr()
     last = sum((size - 1) * step for size, step in zip(value.shape, value.stride(), strict=True))
     return start, start + (last + 1) * value.dtype.itemsize
-
-
-def _is_dense(value: torch.Tensor) -> bool:
-    """Whether each element has its own place, without gaps, in whatever order."""
-    if value.is_contiguous():
-        return True
-    expected = 1
-    for step, size in sorted(zip(value.stride(), value.shape, strict=True)):
-        if size > 1 and step != expected:
-            return False
-        expected *= size
-    return True
 
 
 def _anew(value: torch.Tensor) -> torch.Tensor:

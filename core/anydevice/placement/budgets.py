@@ -11,7 +11,7 @@ from anydevice import registry
 from anydevice.backend import DeviceBackend
 from anydevice.devices import CPU, DISK, META, Device, parse_device, same_devices
 from anydevice.errors import BackendError, BudgetError, UnknownDeviceError
-from anydevice.text import as_float, parse_bytes
+from anydevice.text import SMALLEST_COMPUTED, as_float, parse_bytes
 
 __all__ = ["Budget", "Headroom", "check_budgets", "get_max_memory", "read_budgets"]
 
@@ -19,8 +19,6 @@ __all__ = ["Budget", "Headroom", "check_budgets", "get_max_memory", "read_budget
 Headroom: TypeAlias = "int | float | str | Mapping[Any, int | float | str] | None"
 #: The share of a *measured* budget that is left to activations unless the caller says otherwise.
 DEFAULT_HEADROOM: Final = 0.1
-#: Headroom between 1 and this, as a float, is neither a share nor a computed number of bytes.
-_SMALLEST_COMPUTED: Final = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,7 +210,7 @@ def _amount(value: Any, where: str) -> int | float:
     number = as_float(value)
     if number is not None and 0 <= number < 1:
         return number
-    if number is not None and not number >= _SMALLEST_COMPUTED:
+    if number is not None and not number >= SMALLEST_COMPUTED:
         raise BudgetError(
             f"{where}: {value!r} is neither a share, from 0 to below 1, such as 0.1; nor a size, "
             "such as 2**30 or '1GiB'"

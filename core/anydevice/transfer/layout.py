@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from anydevice.devices import CPU
+from anydevice.tensors import is_dense
 from anydevice.transfer.twins import is_lazy, moves_by_itself
 
 __all__ = [
@@ -19,7 +20,6 @@ __all__ = [
     "align",
     "bytes_of",
     "count_owners",
-    "is_dense",
     "lay_out",
     "lies_in",
     "signature",
@@ -156,19 +156,6 @@ def tensor_at(flat: torch.Tensor, offset: int, like: torch.Tensor) -> torch.Tens
     """
     start = offset // like.element_size()
     return flat.view(like.dtype).as_strided(like.shape, like.stride(), start).data
-
-
-def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether the tensor's elements fill one range of memory, in whatever order."""
-    if tensor.is_contiguous():
-        return True
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size != 1:
-            if stride != expected:
-                return False
-            expected *= size
-    return True
 
 
 def count_owners(tensor: torch.Tensor) -> int | None:
