@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import sys
 from collections.abc import Iterable
 from typing import Any
 from unittest import mock
@@ -30,6 +31,12 @@ class _Bring:
     def pytest_configure(self, config: pytest.Config) -> None:
         """Register it."""
         config.pluginmanager.register(self._session, PLUGIN_NAME)
+
+
+def _forget_errors() -> None:
+    """Pytest leaves the last error to debuggers; its frames hold tensors on the device."""
+    for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+        vars(sys).pop(name, None)
 
 
 def run_checks(
@@ -58,6 +65,7 @@ def run_checks(
     ):
         os.environ.pop("PYTEST_ADDOPTS", None)
         code = pytest.main(arguments, plugins=[_Bring(session)])
+    _forget_errors()
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         raise RuntimeError(f"pytest ended with {code!r}:\n{output.getvalue()[-2000:]}")
     return session.journal.events

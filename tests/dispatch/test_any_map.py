@@ -107,7 +107,10 @@ def check(got, want, device):
     assert got["notes"] == want["notes"]
     for name in ("logits", "same"):
         assert got[name].device == device
-        assert torch.equal(got[name].cpu(), want[name].cpu()), name
+        # On another device, or under glue, torch may take another kernel: the last bits differ.
+        torch.testing.assert_close(
+            got[name].cpu(), want[name].cpu(), rtol=1e-5, atol=1e-6, msg=name
+        )
 
 
 def same_state(got, want):
