@@ -33,10 +33,14 @@ class _Bring:
         config.pluginmanager.register(self._session, PLUGIN_NAME)
 
 
-def _forget_errors() -> None:
-    """Pytest leaves the last error to debuggers; its frames hold tensors on the device."""
+def _forget(session: Session) -> None:
+    """Let go of tensors on the device, and of the backend.
+
+    Pytest leaves the last error to debuggers, whose frames hold tensors; and its plugins live on.
+    """
     for name in ("last_type", "last_value", "last_traceback", "last_exc"):
         vars(sys).pop(name, None)
+    vars(session).clear()
 
 
 def run_checks(
@@ -65,7 +69,8 @@ def run_checks(
     ):
         os.environ.pop("PYTEST_ADDOPTS", None)
         code = pytest.main(arguments, plugins=[_Bring(session)])
-    _forget_errors()
+    events = session.journal.events
+    _forget(session)
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         raise RuntimeError(f"pytest ended with {code!r}:\n{output.getvalue()[-2000:]}")
-    return session.journal.events
+    return events
