@@ -17,6 +17,7 @@ from torch import nn
 
 from anydevice.errors import ModelError
 from anydevice.modules import Slot, find_slot, iter_slots
+from anydevice.tensors import PLAIN_TYPES
 
 __all__ = [
     "DtypeLike",
@@ -37,8 +38,6 @@ DtypeLike: TypeAlias = "str | torch.dtype | enum.Enum"
 
 #: Types whose elements share a byte in torch's own storage; ``itemsize`` does not say so.
 _PACKED_BITS: Final = {torch.quint4x2: 4, torch.quint2x4: 2}
-#: Types of which nothing but a dense tensor can be.
-_PLAIN: Final = (torch.nn.Parameter, torch.Tensor)
 #: Names of types by their width, such as ``int4``, ``uint2``, ``fp8``, ``nf4``, ``float4_e2m1fn``.
 _NAMED_WIDTH: Final = re.compile(r"(?:u?int|fp|nf|float|bfloat)(\d+)(?:_\w+)?")
 
@@ -83,7 +82,11 @@ def tensor_bytes(tensor: torch.Tensor, dtype: DtypeLike | None = None) -> int:
     """
     own = tensor.dtype
     if dtype is None or dtype is own:
-        if type(tensor) in _PLAIN and tensor.layout is torch.strided and own not in _PACKED_BITS:
+        if (
+            type(tensor) in PLAIN_TYPES
+            and tensor.layout is torch.strided
+            and own not in _PACKED_BITS
+        ):
             return tensor.nbytes
         if hasattr(tensor, "__tensor_flatten__"):
             return sum(

@@ -18,6 +18,7 @@ from anydevice import registry
 from anydevice.devices import CPU, Device, DeviceLike, parse_device
 
 __all__ = [
+    "PLAIN_TYPES",
     "all_on_device",
     "concatenate",
     "find_device",
@@ -31,6 +32,8 @@ __all__ = [
     "send_to_device",
 ]
 
+#: Types whose instances are no other kind of tensor: neither made of others, nor without a shape.
+PLAIN_TYPES = (torch.nn.Parameter, torch.Tensor)
 #: What holds no tensor, by exact type: the common case is decided without a search.
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes, torch.dtype, torch.device, slice})
 

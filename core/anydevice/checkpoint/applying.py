@@ -38,7 +38,7 @@ from anydevice.checkpoint.ties import broken_ties
 from anydevice.devices import CPU, DISK, Device
 from anydevice.errors import AnyDeviceError, CheckpointError, DoesNotFitError, OffloadStoreError
 from anydevice.modules import Slot, exchange
-from anydevice.tensors import move_tensor
+from anydevice.tensors import PLAIN_TYPES, move_tensor
 from anydevice.text import list_some
 
 __all__ = ["LoadReport", "Loading", "memory_to_fill"]
@@ -344,7 +344,7 @@ def memory_to_fill(target: Target) -> torch.Tensor | None:
     if target.part is not None:
         old = old.to_local()  # type: ignore[attr-defined]
     fits = (
-        type(old) in (torch.Tensor, nn.Parameter)
+        type(old) in PLAIN_TYPES
         and old.layout is torch.strided
         and not old.is_meta
         and old.device == target.device.torch

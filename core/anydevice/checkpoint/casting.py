@@ -6,11 +6,11 @@ import functools
 from collections.abc import Collection
 
 import torch
-from torch import nn
 
 from anydevice.checkpoint.info import TensorInfo
 from anydevice.errors import ModelError, OptionError
 from anydevice.modules import as_dtype
+from anydevice.tensors import PLAIN_TYPES
 
 __all__ = ["Casting", "short"]
 
@@ -50,7 +50,7 @@ class Casting:
         else:
             if _kind(info.dtype) != _kind(old.dtype):
                 # A subclass of Parameter knows best what it can hold.
-                plain = type(old) in (nn.Parameter, torch.Tensor)
+                plain = type(old) in PLAIN_TYPES
                 return None if plain and not self.any_kind else info.dtype
             if not info.dtype.is_floating_point:
                 return _exact(info.dtype, old.dtype)

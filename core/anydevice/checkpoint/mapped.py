@@ -26,6 +26,7 @@ from typing import Any, Final
 import torch
 
 from anydevice.errors import CheckpointNotFoundError, CorruptCheckpointError
+from anydevice.tensors import PLAIN_TYPES
 
 __all__ = ["FileIdentity", "FileSlice", "MappedFile", "backing_of", "is_unwritten", "map_file"]
 
@@ -61,10 +62,15 @@ class FileIdentity:
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise CheckpointNotFoundError(f"cannot open {os.fspath(path)}: {reason}") from None
-        return cls._from_stat(found, path)
+        return cls.from_stat(found, path)
 
     @classmethod
-    def _from_stat(cls, found: os.stat_result, path: str | os.PathLike[str]) -> FileIdentity:
+    def from_stat(cls, found: os.stat_result, path: str | os.PathLike[str]) -> FileIdentity:
+        """From what the system said of the file at ``path``.
+
+        Raises:
+            CorruptCheckpointError: it is not a regular file.
+        """
         if not stat.S_ISREG(found.st_mode):
             kind = "a folder" if stat.S_ISDIR(found.st_mode) else "not a regular file"
             raise CorruptCheckpointError(f"{os.fspath(path)} is {kind}, where a file should be")
@@ -221,7 +227,7 @@ def _map(path: str) -> tuple[FileIdentity, _Mapping | None]:
         reason = getattr(error, "strerror", None) or error
         raise CheckpointNotFoundError(f"cannot open {path}: {reason}") from None
     try:
-        identity = FileIdentity._from_stat(os.fstat(descriptor), path)
+        identity = FileIdentity.from_stat(os.fstat(descriptor), path)
         if identity.size == 0:
             return identity, None
         mapping = _Mapping(descriptor, 0, **_private())
@@ -289,9 +295,7 @@ def is_unwritten(tensor: torch.Tensor) -> bool:
 
 def _mapping_of(tensor: torch.Tensor) -> tuple[_Mapping, int] | None:
     """The mapping that a tensor views, and the tensor's offset in the file."""
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) and hasattr(
-        tensor, "__tensor_flatten__"
-    ):
+    if type(tensor) not in PLAIN_TYPES and hasattr(tensor, "__tensor_flatten__"):
         return None
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
         return None

@@ -20,6 +20,7 @@ from anydevice.errors import DeviceMapError, ModelError
 from anydevice.modules import Slot
 from anydevice.placement import DeviceMap
 from anydevice.sizes import tie_groups
+from anydevice.tensors import PLAIN_TYPES
 
 __all__ = ["ExtraState", "Plan", "Target", "dtypes_once_loaded", "make_plan"]
 
@@ -30,8 +31,6 @@ _LATE_COUNTER: Final = "num_batches_tracked"
 _EIGHT_BIT_SCALE: Final = "SCB"
 #: What quantizers append to the name of a weight of 8-bit floats for that of its scale.
 _SCALE_ENDS: Final = ("_scale_inv", "_scale", "._scale")
-#: Types of which nothing but an ordinary tensor can be.
-_PLAIN: Final = (nn.Parameter, torch.Tensor)
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -213,7 +212,7 @@ def _plan_group(
 
 def _fault_of_form(name: str, info: TensorInfo, old: torch.Tensor) -> str | None:
     """See `fault_of_form`, which need not look at what is plain on both sides."""
-    if info.form is None and type(old) in _PLAIN and old.layout is torch.strided:
+    if info.form is None and type(old) in PLAIN_TYPES and old.layout is torch.strided:
         return None
     return fault_of_form(name, info, old)
 

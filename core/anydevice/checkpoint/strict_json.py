@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 from typing import Any, Final, NoReturn
 
+from anydevice.checkpoint.mapped import FileIdentity
 from anydevice.errors import CorruptCheckpointError
 
 __all__ = ["LARGEST_JSON", "parse_json", "read_bounded"]
@@ -25,14 +25,11 @@ def read_bounded(path: str | os.PathLike[str]) -> bytes:
         OSError: it is not there, or cannot be read.
         CorruptCheckpointError: it is no regular file, or has more than `LARGEST_JSON` bytes.
     """
-    found = os.stat(path)
-    if not stat.S_ISREG(found.st_mode):  # to open a pipe would wait for ever
-        kind = "a folder" if stat.S_ISDIR(found.st_mode) else "not a regular file"
-        raise CorruptCheckpointError(f"{os.fspath(path)} is {kind}, where a file should be")
-    if found.st_size > LARGEST_JSON:
-        raise _too_large(os.fspath(path), f"{found.st_size:,} bytes, and {LARGEST_JSON:,} is most")
+    size = FileIdentity.from_stat(os.stat(path), path).size  # to open a pipe would wait for ever
+    if size > LARGEST_JSON:
+        raise _too_large(os.fspath(path), f"{size:,} bytes, and {LARGEST_JSON:,} is most")
     with open(path, "rb") as file:
-        return file.read(found.st_size)
+        return file.read(size)
 
 
 def parse_json(raw: bytes, what: str, *, file_names: bool = False) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import torch
 from anydevice.checkpoint.mapped import FileIdentity, map_file
 from anydevice.checkpoint.torch_archive import Archive, noting_storages
 from anydevice.errors import CorruptCheckpointError, UnsafeCheckpointError
+from anydevice.tensors import PLAIN_TYPES
 
 __all__ = ["looks_like_torch", "read_torch_file", "state_dict_of"]
 
@@ -165,7 +166,7 @@ def _view(file: Any, start: int, tensor: torch.Tensor) -> torch.Tensor:
 
 def _is_plain(tensor: torch.Tensor) -> bool:
     return (
-        type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        type(tensor) in PLAIN_TYPES
         and tensor.layout is torch.strided
         and tensor.device.type == "cpu"
         and not tensor.is_nested
