@@ -20,7 +20,7 @@ test: install
 
 # The readers of files from strangers, on new random input: a fixed number of examples, two minutes.
 fuzz: install
-	ANYDEVICE_FUZZ_EXAMPLES=4000 $(BIN)/python -m pytest tests/checkpoint -k fuzz
+	ANYDEVICE_FUZZ_EXAMPLES=4000 $(BIN)/python -m pytest tests/checkpoint tests/offload_store -k fuzz
 
 # Format, lint, types, import rules, and no device name in core: one command, the same that CI calls.
 check: install

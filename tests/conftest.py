@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from anydevice_conformance.simulator.testing import simulator  # noqa: F401 - a fixture
+
+_FUZZ_EXAMPLES = os.environ.get("ANYDEVICE_FUZZ_EXAMPLES")
+
+# How much the readers of files are fuzzed: a few seconds always, minutes with `make fuzz`, which
+# sets the number. Other examples are drawn then each time, and a failure prints how to repeat it.
+settings.register_profile(
+    "readers",
+    max_examples=int(_FUZZ_EXAMPLES or 200),
+    derandomize=_FUZZ_EXAMPLES is None,
+    print_blob=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -13,7 +13,6 @@ from anydevice._version import __version__
 
 if TYPE_CHECKING:
     from anydevice.backend import Capabilities, DeviceBackend, MemoryInfo
-    from anydevice.checkpoint import load_checkpoint_in_model
     from anydevice.dispatch import (
         cpu_offload,
         cpu_offload_with_hook,
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
         undispatch,
     )
     from anydevice.errors import AnyDeviceError
+    from anydevice.loading import load_checkpoint_in_model
     from anydevice.placement import Placement, infer_auto_device_map
     from anydevice.pretrained import from_pretrained
     from anydevice.registry import available_devices, get_backend, list_backends
@@ -49,7 +49,7 @@ _HOMES = {
     "init_on_device": "dispatch",
     "list_backends": "registry",
     "load_checkpoint_and_dispatch": "dispatch",
-    "load_checkpoint_in_model": "checkpoint",
+    "load_checkpoint_in_model": "loading",
     "profile_transfers": "transfer",
     "undispatch": "dispatch",
 }
@@ -80,7 +80,18 @@ __all__ = [
 
 
 #: Submodules that may be asked for as attributes without an import of their own.
-_SUBMODULES = frozenset({"big_modeling", "checkpoint", "dispatch", "hooks", "placement", "utils"})
+_SUBMODULES = frozenset(
+    {
+        "big_modeling",
+        "checkpoint",
+        "dispatch",
+        "hooks",
+        "loading",
+        "offload_store",
+        "placement",
+        "utils",
+    }
+)
 
 
 def __getattr__(name: str) -> Any:

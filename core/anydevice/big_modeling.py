@@ -1,10 +1,5 @@
 """The reference's import path for the functions that put models on devices. No logic here."""
 
-from anydevice.checkpoint import (
-    OffloadedWeightsLoader,
-    load_checkpoint_in_model,
-    offload_state_dict,
-)
 from anydevice.dispatch import (
     attach_layerwise_casting_hooks,
     cpu_offload,
@@ -26,6 +21,8 @@ from anydevice.hooks import (
     attach_align_device_hook_on_blocks,
     remove_hook_from_submodules,
 )
+from anydevice.loading import load_checkpoint_in_model
+from anydevice.offload_store import OffloadedWeightsLoader, offload_state_dict
 from anydevice.placement import check_device_map, get_balanced_memory, infer_auto_device_map
 from anydevice.sizes import find_tied_parameters, retie_parameters
 

@@ -19,6 +19,7 @@ __all__ = [
     "lay_out_table",
     "list_some",
     "parse_bytes",
+    "require_text",
     "whole_number",
 ]
 
@@ -170,3 +171,14 @@ def _cut(said: Any) -> str:
     """Text of any length, for a message."""
     text = hex(said) if isinstance(said, int) and abs(said) > _LARGEST else repr(said)
     return text if len(text) <= 60 else f"{text[:40]}...{text[-10:]}"
+
+
+def require_text(**options: object) -> None:
+    """Make sure that arguments are strings, or None.
+
+    Raises:
+        OptionError: one is not.
+    """
+    for name, value in options.items():
+        if value is not None and not isinstance(value, str):
+            raise OptionError(f"{name}={value!r}: a string or None is needed")

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anydevice.checkpoint import OffloadedWeightsLoader, open_checkpoint, open_store
-from anydevice.checkpoint.store_manifest import MANIFEST_NAME
+from anydevice.checkpoint import open_checkpoint
 from anydevice.checkpoint.strict_json import LARGEST_JSON, parse_json
 from anydevice.errors import CheckpointError, CorruptCheckpointError, OffloadStoreError
+from anydevice.offload_store import OffloadedWeightsLoader, open_store
+from anydevice.offload_store.manifest import MANIFEST_NAME
 
 # ---------------------------------------------------------------------- what it refuses
 

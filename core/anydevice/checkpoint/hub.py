@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from anydevice.checkpoint.finding import choose
+from anydevice.checkpoint.find import choose
 from anydevice.checkpoint.index_file import read_index
 from anydevice.errors import CheckpointNotFoundError
 

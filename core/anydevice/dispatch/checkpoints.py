@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from anydevice.checkpoint import Checkpoint, load_checkpoint_in_model
+from anydevice.checkpoint import Checkpoint
 from anydevice.checkpoint.collector import collector_paused
 from anydevice.devices import DeviceLike
 from anydevice.dispatch.models import dispatch_placed
 from anydevice.dispatch.places import Places
+from anydevice.loading import load_checkpoint_in_model
 from anydevice.modules import iter_slots
 from anydevice.placement import Headroom, check_budgets, resolve_device_map
 from anydevice.transfer import read_prefetch_depth

@@ -13,12 +13,12 @@ from torch import nn
 
 from anydevice import registry
 from anydevice.checkpoint.mapped import is_unwritten
-from anydevice.checkpoint.store import write_store
-from anydevice.checkpoint.store_loader import OffloadedWeightsLoader
 from anydevice.devices import CPU, DISK, Device, DeviceLike, resolve_device
 from anydevice.errors import DoesNotFitError, ModelError
 from anydevice.hooks.resting import Weight
 from anydevice.modules import Slot, iter_slots
+from anydevice.offload_store.accelerate_format import OffloadedWeightsLoader
+from anydevice.offload_store.store import write_store
 from anydevice.placement import DeviceMap, Placement
 from anydevice.sizes import tensor_bytes
 from anydevice.text import format_bytes, list_some

@@ -1,12 +1,5 @@
 """The reference's import path for utilities. No logic here."""
 
-from anydevice.checkpoint import (
-    OffloadedWeightsLoader,
-    load_checkpoint_in_model,
-    load_offloaded_weights,
-    load_state_dict,
-    offload_state_dict,
-)
 from anydevice.dispatch import (
     get_state_dict_offloaded_model,
     undispatch,
@@ -15,10 +8,16 @@ from anydevice.hooks import (
     align_module_device,
     has_offloaded_params,
 )
+from anydevice.loading import load_checkpoint_in_model, load_state_dict
 from anydevice.modules import (
     extract_model_from_parallel,
     get_module_children_bottom_up,
     set_module_tensor_to_device,
+)
+from anydevice.offload_store import (
+    OffloadedWeightsLoader,
+    load_offloaded_weights,
+    offload_state_dict,
 )
 from anydevice.placement import (
     check_device_map,

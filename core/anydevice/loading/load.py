@@ -1,0 +1,131 @@
+"""`load_checkpoint_in_model`: find, match, load."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from anydevice.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from anydevice.checkpoint.collector import collector_paused
+from anydevice.loading.applying import Loading, LoadReport
+from anydevice.loading.casting import Casting
+from anydevice.loading.match import Plan, dtypes_once_loaded, make_plan
+from anydevice.loading.options import DEFAULT_BUFFER_BYTES, read_options
+from anydevice.loading.progress import Progress
+from anydevice.placement import STRATEGIES, resolve_device_map
+from anydevice.text import require_text
+
+__all__ = ["load_checkpoint_in_model"]
+
+
+def load_checkpoint_in_model(
+    model: nn.Module,
+    checkpoint: str | os.PathLike[str] | Checkpoint,
+    device_map: Mapping[str, Any] | str | int | torch.device | None = None,
+    offload_folder: str | os.PathLike[str] | None = None,
+    dtype: str | torch.dtype | None = None,
+    offload_state_dict: bool = False,
+    offload_buffers: bool = False,
+    keep_in_fp32_modules: Collection[str] | str | None = None,
+    offload_8bit_bnb: bool = False,
+    strict: bool = False,
+    full_state_dict: bool = True,
+    broadcast_from_rank0: bool = False,
+    *,
+    revision: str | None = None,
+    variant: str | None = None,
+    token: str | bool | None = None,
+    subfolder: str | None = None,
+    allow_missing: bool = False,
+    preload: bool = False,
+    progress: bool = False,
+    buffer_bytes: int | str = DEFAULT_BUFFER_BYTES,
+    workers: int | None = None,
+) -> LoadReport:
+    """Load a checkpoint into a model, each weight straight to its device and dtype.
+
+    Afterwards weights of an accelerator are on it; those of ``"cpu"`` and ``"disk"`` rest on the
+    host as views of the checkpoint's files, where their dtype is the file's. Otherwise those of
+    ``"cpu"`` are in memory, and those of ``"disk"`` are written to ``offload_folder`` and are views
+    of that. Parameters stay the same objects. The model still needs `anydevice.dispatch_model` to
+    run over several devices.
+
+    Args:
+        model: on any device, meta too.
+        checkpoint: see `open_checkpoint`; or what that returned.
+        device_map: module or tensor names to devices, one device for all, or a word such as
+            ``"auto"``; None leaves weights on the devices where they are, and puts those on meta on
+            the host.
+        offload_folder: where weights for the disk are written that are not in a file as needed.
+        dtype: what floating-point weights are cast to. None: the model's own dtypes;
+            ``"auto"``: the file's. Integers are never cast to it.
+        offload_state_dict: accepted for compatibility; memory is bounded without it.
+        offload_buffers: whether the buffers of modules on disk rest there too, or in memory.
+        keep_in_fp32_modules: names of modules (or one name) whose weights are held in float32 all
+            the same.
+        offload_8bit_bnb: let 8-bit weights take the place of floating-point ones.
+        strict: raise also for names that only the checkpoint has, and for missing extra state.
+        full_state_dict: accepted for compatibility: a `DTensor` takes its own shard of the full
+            weight either way, and each process reads no more than that.
+        broadcast_from_rank0: only rank 0 of the default process group reads the checkpoint, and
+            sends the weights to the others.
+        revision: branch, tag or commit of a Hub repository.
+        variant: such as ``"fp16"``, for files named so.
+        token: for a private Hub repository.
+        subfolder: of the folder or repository, where its weights are.
+        allow_missing: weights that the checkpoint lacks keep what they hold.
+        preload: bring the pages of mapped weights into memory now, rather than when first used.
+        progress: show a progress bar.
+        buffer_bytes: host memory, beyond the weights themselves, for what is cast or moved; bytes,
+            or a string such as ``"64MiB"``.
+        workers: threads that read; by default a few more than there are processors.
+
+    Raises:
+        OptionError: one of the arguments that say how to load cannot be used.
+        CheckpointNotFoundError, CorruptCheckpointError, UnsafeCheckpointError: as for
+            `open_checkpoint`.
+        CheckpointMismatchError: names or shapes do not fit; all that is wrong is in the message.
+        DeviceMapError, UnknownDeviceError: a weight has no device, or one that is not here.
+        ModelError: a device does not support the dtype of a weight.
+        OffloadStoreError: weights must be written, and no folder is given (or see `write_store`).
+        DoesNotFitError: a device has no room. Like all of the above, it leaves the model as it was.
+        CheckpointError: reading failed half-way; the message says that the model is half-loaded.
+    """
+    casting = Casting(dtype, keep_in_fp32_modules, any_kind=offload_8bit_bnb)
+    options = read_options(offload_folder, preload, buffer_bytes, workers, strict, allow_missing)
+    require_text(revision=revision, variant=variant, subfolder=subfolder)
+
+    def find() -> Checkpoint:
+        if isinstance(checkpoint, Checkpoint):
+            return checkpoint.reopened()
+        return open_checkpoint(
+            checkpoint, revision=revision, variant=variant, token=token, subfolder=subfolder
+        )
+
+    def plan_for(source: Checkpoint) -> Plan:
+        places = device_map
+        if isinstance(device_map, str) and device_map in STRATEGIES:
+            places = resolve_device_map(
+                model,
+                device_map,
+                dtype=casting.dtype,
+                special_dtypes=dtypes_once_loaded(model, source, casting),
+                offload_buffers=offload_buffers,
+            )
+        return make_plan(model, source, places, casting, offload_buffers=offload_buffers)
+
+    with Progress(progress) as bar:
+        if broadcast_from_rank0:
+            from anydevice.loading.distributed import load_from_rank0
+
+            return load_from_rank0(model, find, plan_for, options, bar)
+        source = find()
+        with collector_paused():
+            loading = Loading(model, source, plan_for(source), options, bar)
+            if loading.is_quick:
+                return loading.run()
+        return loading.run()

@@ -1,0 +1,312 @@
+"""What of a checkpoint goes where in a model: decided, and found fault with, before work starts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import nn
+
+from anydevice import registry
+from anydevice.checkpoint.checkpoint import Checkpoint
+from anydevice.checkpoint.info import TensorInfo
+from anydevice.devices import CPU, DISK, META, Device, parse_device, resolve_device
+from anydevice.errors import DeviceMapError, ModelError
+from anydevice.loading.casting import Casting, short
+from anydevice.loading.layouts import fault_of_form
+from anydevice.loading.shards import Part, info_of_part, is_sharded, mesh_device, own_part
+from anydevice.modules import Slot
+from anydevice.placement import DeviceMap
+from anydevice.sizes import tie_groups
+from anydevice.tensors import PLAIN_TYPES
+
+__all__ = ["ExtraState", "Plan", "Target", "dtypes_once_loaded", "make_plan"]
+
+EXTRA_STATE: Final = "_extra_state"
+#: A counter that checkpoints of before torch 0.4.1 lack; torch's own loader fills it in too.
+_LATE_COUNTER: Final = "num_batches_tracked"
+#: Scales of 8-bit weights stand beside them under this name, and are kept as an attribute of them.
+_EIGHT_BIT_SCALE: Final = "SCB"
+#: What quantizers append to the name of a weight of 8-bit floats for that of its scale.
+_SCALE_ENDS: Final = ("_scale_inv", "_scale", "._scale")
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Target:
+    """A tensor of the model with the tensor of the checkpoint that it gets.
+
+    Attributes:
+        name: in the checkpoint.
+        info: what the checkpoint says of it, or of the part that is wanted.
+        slots: where it stands in the model: several when it is tied.
+        device: where it shall rest.
+        dtype: in which it shall rest.
+        shape: in which it is wanted: the model's, or that of the part.
+        part: what this process holds of a DTensor; None when it is the whole.
+        scale: the name in the checkpoint of the scale of an 8-bit weight.
+    """
+
+    name: str
+    info: TensorInfo
+    slots: list[Slot]
+    device: Device
+    dtype: torch.dtype
+    shape: torch.Size
+    part: Part | None = None
+    scale: str | None = None
+
+    @property
+    def old(self) -> torch.Tensor:
+        """What stands in the model now."""
+        tensor = self.slots[0].get()
+        assert tensor is not None
+        return tensor
+
+    @property
+    def is_cast(self) -> bool:
+        """Whether the file has another dtype."""
+        return self.dtype != self.info.dtype
+
+
+class ExtraState(NamedTuple):
+    """A module that keeps something of its own in the state dict, under ``name``."""
+
+    module: nn.Module
+    name: str
+
+
+@dataclasses.dataclass
+class Plan:
+    """All that loading will do.
+
+    Attributes:
+        targets: in the model's order.
+        extra_states: modules that get theirs.
+        counters: counters that the checkpoint lacks and that start at 0.
+        missing: names that the model has and the checkpoint lacks.
+        ties: the other names of missing weights that are tied.
+        unexpected: names that the checkpoint has and the model lacks.
+        mismatched: what differs in shape or kind, one line each.
+        doubles: names of tied weights that are in the checkpoint beside the one that is loaded.
+        left_on_meta: buffers that no checkpoint need have and that stay without data.
+    """
+
+    targets: list[Target] = dataclasses.field(default_factory=list)
+    extra_states: list[ExtraState] = dataclasses.field(default_factory=list)
+    counters: list[Slot] = dataclasses.field(default_factory=list)
+    missing: list[str] = dataclasses.field(default_factory=list)
+    ties: dict[str, list[str]] = dataclasses.field(default_factory=dict)
+    unexpected: list[str] = dataclasses.field(default_factory=list)
+    mismatched: list[str] = dataclasses.field(default_factory=list)
+    doubles: dict[str, list[str]] = dataclasses.field(default_factory=dict)
+    left_on_meta: list[str] = dataclasses.field(default_factory=list)
+
+
+def make_plan(
+    model: nn.Module,
+    checkpoint: Checkpoint,
+    device_map: Mapping[str, Any] | str | int | torch.device | None = None,
+    casting: Casting | None = None,
+    *,
+    offload_buffers: bool = True,
+) -> Plan:
+    """Match a checkpoint with a model. Nothing is changed, and no tensor is read.
+
+    Args:
+        model: on any device, meta too.
+        checkpoint: an open one.
+        device_map: module names to devices; one device for all; None leaves each weight where it is
+            (and puts those on meta on the host).
+        casting: the dtypes.
+        offload_buffers: whether buffers of modules on the disk rest there too.
+
+    Raises:
+        DeviceMapError, UnknownDeviceError: a device is not here, or a weight has none.
+        ModelError: a device cannot hold the dtype that a weight shall have.
+    """
+    casting = casting or Casting()
+    places = _Places(device_map, offload_buffers)
+    plan = Plan()
+    used: set[str] = set()
+    for group in tie_groups(model):
+        _plan_group(plan, checkpoint, group, casting, places, used)
+    _plan_extra_states(plan, model, checkpoint, used)
+    _attach_scales(plan, checkpoint, used)
+    _require_no_scales(plan, checkpoint, used)
+    plan.unexpected = [n for n in (*checkpoint, *checkpoint.extras) if n not in used]
+    return plan
+
+
+def dtypes_once_loaded(
+    model: nn.Module, checkpoint: Checkpoint, casting: Casting
+) -> dict[str, torch.dtype]:
+    """The dtype of each weight that will have another than it has now, by all of its names."""
+    dtypes: dict[str, torch.dtype] = {}
+    for group in tie_groups(model):
+        first, slot = group[0]
+        old = slot.table[slot.name]
+        info = next((checkpoint[name] for name, _ in group if name in checkpoint), None)
+        dtype = None if info is None else casting.result(first, info, old)
+        if dtype is not None and dtype is not old.dtype:
+            dtypes.update((name, dtype) for name, _ in group)
+    return dtypes
+
+
+def _plan_group(
+    plan: Plan,
+    checkpoint: Checkpoint,
+    group: list[tuple[str, Slot]],
+    casting: Casting,
+    places: _Places,
+    used: set[str],
+) -> None:
+    first, slot = group[0]
+    old = slot.table[slot.name]
+    expected = [n for n, s in group if not s.is_buffer or s.persistent]
+    present = [name for name in expected if name in checkpoint]
+    if not expected and old.is_meta:
+        # Not part of a state dict; but where the model cannot know it, an old file may.
+        present = [name for name, _ in group if name in checkpoint]
+    used.update(present)
+    if not present:
+        if expected:
+            _note_missing(plan, expected, slot)
+        elif old.is_meta:
+            plan.left_on_meta.append(first)
+        return
+    name = present[0]
+    info = checkpoint[name]
+    shape = _shape(info, old)
+    others = [n for n in present[1:] if _shape(checkpoint[n], old) is None]
+    if shape is None or others:
+        plan.mismatched += [
+            f"{other} has shape {tuple(checkpoint[other].shape)} in the checkpoint and "
+            f"{tuple(old.shape)} in the model"
+            for other in ([name] if shape is None else []) + others
+        ]
+        return
+    fault = _fault_of_form(name, info, old)
+    dtype = None if fault else casting.result(first, info, old)
+    if dtype is None:
+        plan.mismatched.append(fault or casting.fault(name, info, old))
+        return
+    if len(present) > 1:
+        plan.doubles[name] = present[1:]
+    sharded = is_sharded(old)
+    device = mesh_device(old) if sharded else places.of(first, slot, old)
+    if info.form is not None and device == DISK:
+        plan.mismatched.append(f"{name} is {info.form}, which cannot rest on the disk")
+        return
+    if device.is_accelerator:
+        _require_support(first, device, dtype)
+    part = None
+    if sharded:
+        part = own_part(first, old)
+        info = info_of_part(info, part)
+        shape = torch.Size(info.shape)
+    slots = [slot for _, slot in group]
+    plan.targets.append(Target(name, info, slots, device, dtype, shape, part))
+
+
+def _fault_of_form(name: str, info: TensorInfo, old: torch.Tensor) -> str | None:
+    """See `fault_of_form`, which need not look at what is plain on both sides."""
+    if info.form is None and type(old) in PLAIN_TYPES and old.layout is torch.strided:
+        return None
+    return fault_of_form(name, info, old)
+
+
+def _note_missing(plan: Plan, expected: list[str], slot: Slot) -> None:
+    if slot.name == _LATE_COUNTER and isinstance(slot.module, nn.modules.batchnorm._NormBase):
+        plan.counters.append(slot)
+        return
+    plan.missing.append(expected[0])
+    if expected[1:]:
+        plan.ties[expected[0]] = expected[1:]
+
+
+def _shape(info: TensorInfo, old: torch.Tensor) -> torch.Size | None:
+    """The shape that the weight will have; None when file and model disagree."""
+    if type(old) in (nn.UninitializedParameter, nn.UninitializedBuffer):
+        return torch.Size(info.shape)  # a lazy module takes what comes
+    shape = old.shape
+    # Before torch 0.4 a scalar was saved as a tensor of one element.
+    return shape if shape == info.shape or (shape == () and info.shape == (1,)) else None
+
+
+def _plan_extra_states(
+    plan: Plan, model: nn.Module, checkpoint: Checkpoint, used: set[str]
+) -> None:
+    for path, module in model.named_modules(remove_duplicate=False):
+        if type(module).get_extra_state is nn.Module.get_extra_state:
+            continue
+        name = f"{path}.{EXTRA_STATE}" if path else EXTRA_STATE
+        if name in checkpoint or name in checkpoint.extras:
+            used.add(name)
+            plan.extra_states.append(ExtraState(module, name))
+        else:
+            plan.missing.append(name)
+
+
+def _attach_scales(plan: Plan, checkpoint: Checkpoint, used: set[str]) -> None:
+    for target in plan.targets:
+        if target.info.dtype is not torch.int8:
+            continue
+        scale = f"{target.name.rpartition('.')[0]}.{_EIGHT_BIT_SCALE}"
+        if scale in checkpoint and scale not in used:
+            used.add(scale)
+            target.scale = scale
+
+
+def _require_no_scales(plan: Plan, checkpoint: Checkpoint, used: set[str]) -> None:
+    """Refuse to cast 8-bit floats whose scales stand beside them: without, the values are wrong."""
+    for target in plan.targets:
+        dtype = target.info.dtype
+        if target.dtype is dtype or dtype.itemsize > 1 or not dtype.is_floating_point:
+            continue
+        path, _, leaf = target.name.rpartition(".")
+        names = [f"{target.name}{end}" for end in _SCALE_ENDS] + [f"{path}.scale_{leaf}"]
+        scale = next((n for n in names if n in checkpoint and n not in used), None)
+        if scale is not None:
+            plan.mismatched.append(
+                f"{target.name} holds {short(dtype)}, which would be cast to {short(target.dtype)} "
+                f"without its scale {scale}, for which the model has no place: load it with the "
+                "library that quantized it, or keep the file's dtype with dtype='auto'"
+            )
+
+
+# ---------------------------------------------------------------------- places
+
+
+class _Places:
+    """Where each weight shall rest."""
+
+    def __init__(self, device_map: Any, offload_buffers: bool) -> None:
+        self._map: DeviceMap | None = None
+        self._offload_buffers = offload_buffers
+        if device_map is None:
+            return
+        mapping = device_map if isinstance(device_map, Mapping) else {"": device_map}
+        self._map = DeviceMap(mapping)
+        for name, device in self._map.entries().items():
+            if device == META:
+                raise DeviceMapError(f"device_map[{name!r}] is meta, which can hold no weight")
+            resolve_device(device)
+
+    def of(self, name: str, slot: Slot, old: torch.Tensor) -> Device:
+        if self._map is None:
+            return CPU if old.is_meta else parse_device(old.device)
+        device = self._map.lookup(name)
+        if device.type == "disk" and slot.is_buffer and not self._offload_buffers:
+            return CPU
+        return device
+
+
+def _require_support(name: str, device: Device, dtype: torch.dtype) -> None:
+    if registry.get_backend(device.type).supports_dtype(dtype):
+        return
+    raise ModelError(
+        f"{name} would be {short(dtype)} on {device}, which does not support it: give another "
+        "dtype=, or place it on the CPU"
+    )

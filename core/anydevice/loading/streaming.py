@@ -1,0 +1,341 @@
+"""Tensors read from their files through bounded buffers, cast and moved on the way.
+
+The bytes wanted of each file are divided into runs, in the order of the file. A few threads take
+one run after another: read it into a buffer, then put each tensor's part where it belongs. While
+one thread waits for the disk or a device, another casts. So every byte is read once, in order, and
+the host memory taken beyond the results is that of the buffers, whatever the size of a shard.
+
+[Note: buffers and devices that copy later]
+From page-locked memory a copy to a device may be queued and done later, so the buffer must not be
+filled again before. Each thread therefore has two buffers and turns between them; it marks an event
+behind the copies out of one, and waits for that event before it fills that one anew. Where a device
+does not claim both page-locked memory and streams, copies are blocking and no event is needed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import os
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from anydevice import registry
+from anydevice.backend import DeviceBackend
+from anydevice.checkpoint.info import TensorInfo
+from anydevice.devices import Device
+from anydevice.errors import CheckpointNotFoundError, CorruptCheckpointError
+from anydevice.loading.options import DEFAULT_BUFFER_BYTES
+
+__all__ = ["Request", "stream"]
+
+#: A buffer that a processor's cache holds is cast out of faster than it was read in.
+_HOST_RUN: Final = 2 << 20
+#: A device likes large copies.
+_DEVICE_RUN: Final = 32 << 20
+_SMALLEST_RUN: Final = 64 << 10
+#: A run begins in its buffer where it begins in the file, modulo this: so dtypes stay aligned.
+_ALIGNMENT: Final = 64
+
+
+@dataclasses.dataclass(eq=False)
+class Request:
+    """A tensor that is wanted from a file.
+
+    Attributes:
+        name: for messages.
+        info: where it is; its ``offset`` must be known.
+        device: where it is wanted: an accelerator or the host.
+        dtype: in which it is wanted.
+        shape: in which it is wanted.
+        into: an existing tensor to fill, on ``device`` and contiguous; None makes a new one.
+        result: the tensor, once `stream` has returned.
+    """
+
+    name: str
+    info: TensorInfo
+    device: Device
+    dtype: torch.dtype
+    shape: torch.Size
+    into: torch.Tensor | None = None
+    result: torch.Tensor | None = None
+    _lock: threading.Lock = dataclasses.field(default_factory=threading.Lock, repr=False)
+
+    def destination(self) -> torch.Tensor:
+        """The whole result, flat, to be filled in parts."""
+        with self._lock:
+            if self.result is None:
+                self.result = (
+                    self.into
+                    if self.into is not None
+                    else torch.empty(self.shape, dtype=self.dtype, device=self.device.torch)
+                )
+            return self.result.detach().view(-1)
+
+
+class _Part(NamedTuple):
+    """Some elements of a request, and where their bytes are in the file."""
+
+    request: Request
+    start: int
+    stop: int
+    offset: int
+    nbytes: int
+
+
+class _Run(NamedTuple):
+    """Bytes of one file that are read at once, for one device."""
+
+    file: str
+    offset: int
+    nbytes: int
+    parts: list[_Part]
+
+
+def stream(
+    requests: Sequence[Request],
+    *,
+    buffer_bytes: int = DEFAULT_BUFFER_BYTES,
+    workers: int | None = None,
+    advance: Callable[[int], object] = lambda nbytes: None,
+) -> None:
+    """Read tensors, each byte once, and leave them in the requests' ``result``.
+
+    Args:
+        requests: what is wanted, in any order.
+        buffer_bytes: of all buffers together.
+        workers: how many threads read; by default a few more than there are processors.
+        advance: called with the number of bytes each time some are done, from any thread.
+
+    Raises:
+        CorruptCheckpointError: a file is shorter than it was.
+        CheckpointNotFoundError: a file is gone.
+    """
+    workers = workers or min(8, (os.cpu_count() or 1) + 2)
+    by_device: dict[Device, list[Request]] = defaultdict(list)
+    for request in requests:
+        by_device[request.device].append(request)
+    for device, wanted in by_device.items():
+        longest = _DEVICE_RUN if device.is_accelerator else _HOST_RUN
+        longest = max(_SMALLEST_RUN, min(longest, buffer_bytes // (2 * workers)))
+        runs = list(_runs(wanted, longest))
+        _Stream(device, runs, longest, advance).run(min(workers, len(runs)))
+
+
+def _runs(requests: Iterable[Request], longest: int) -> Iterator[_Run]:
+    """Divide requests into runs: neighbours in the file together, long tensors in several."""
+    parts: list[_Part] = []
+    start = end = 0
+    # Names of one storage, as in torch files, come side by side so, and are read once.
+    order = sorted(_parts(requests, longest), key=lambda p: (p.request.info.file, p.offset))
+    for part in order:
+        new_end = part.offset + part.nbytes
+        same = parts and parts[0].request.info.file == part.request.info.file
+        if parts and not (same and part.offset <= end + 4096 and new_end - start <= longest):
+            yield _Run(parts[0].request.info.file, start, end - start, parts)
+            parts = []
+        if not parts:
+            start = end = part.offset
+        parts.append(part)
+        end = max(end, new_end)
+    if parts:
+        yield _Run(parts[0].request.info.file, start, end - start, parts)
+
+
+def _parts(requests: Iterable[Request], longest: int) -> Iterator[_Part]:
+    for request in requests:
+        info = request.info
+        assert info.offset is not None
+        itemsize = info.dtype.itemsize
+        count = info.nbytes // itemsize
+        step = max(1, longest // itemsize)
+        for start in range(0, count, step) if count else (0,):
+            stop = min(start + step, count)
+            offset = info.offset + start * itemsize
+            yield _Part(request, start, stop, offset, (stop - start) * itemsize)
+
+
+class _Stream:
+    """The reading of all runs for one device."""
+
+    def __init__(
+        self, device: Device, runs: list[_Run], longest: int, advance: Callable[[int], object]
+    ) -> None:
+        self.device = device
+        self.longest = longest
+        self.advance = advance
+        self.backend = registry.get_backend(device.type)
+        able = self.backend.capabilities
+        self.queues = device.is_accelerator and able.pinned_memory and able.streams
+        self._runs = iter(runs)
+        self._lock = threading.Lock()
+        self._stopped = False
+
+    def run(self, workers: int) -> None:
+        """Work until all is done, or the first failure."""
+        with ThreadPoolExecutor(max(1, workers), "anydevice-load") as pool:
+            lanes = [pool.submit(self._work) for _ in range(workers)]
+            try:
+                for lane in lanes:
+                    lane.result()
+            except BaseException:
+                self._stopped = True
+                raise
+        if self.device.is_accelerator and self.device.index is not None:
+            # The results may be used on any stream after this.
+            self.backend.synchronize(self.device.index)
+
+    def _work(self) -> None:
+        lane = _Lane(self)
+        try:
+            with torch.no_grad():
+                for run in self._take():
+                    lane.do(run)
+                    self.advance(sum(part.nbytes for part in run.parts))
+        except BaseException:
+            self._stopped = True
+            raise
+        finally:
+            lane.close()
+
+    def _take(self) -> Iterator[_Run]:
+        while not self._stopped:
+            with self._lock:
+                run = next(self._runs, None)
+            if run is None:
+                return
+            yield run
+
+
+class _Lane:
+    """One thread's files and buffers."""
+
+    def __init__(self, owner: _Stream) -> None:
+        self.owner = owner
+        self.file: Any = None
+        count = 2 if owner.queues else 1
+        self.buffers = [_Buffer(owner) for _ in range(count)]
+        self.turn = 0
+
+    def do(self, run: _Run) -> None:
+        """Read a run, and put each part where it belongs."""
+        buffer = self.buffers[self.turn]
+        self.turn = (self.turn + 1) % len(self.buffers)
+        buffer.wait()
+        shift = run.offset % _ALIGNMENT
+        self._read(run, buffer.memory[shift : shift + run.nbytes])
+        for part in run.parts:
+            start = shift + part.offset - run.offset
+            source = buffer.tensor[start : start + part.nbytes]
+            _put(part, _typed(source, start, part.request.info.dtype), self.owner, buffer.pinned)
+        buffer.mark()
+
+    def _read(self, run: _Run, memory: memoryview) -> None:
+        try:
+            if self.file is None or self.file.name != run.file:
+                self.close()
+                self.file = open(run.file, "rb", buffering=0)  # noqa: SIM115 - closed in `close`
+            self.file.seek(run.offset)
+            done = 0
+            while done < run.nbytes:
+                count = self.file.readinto(memory[done:])
+                if not count:
+                    raise CorruptCheckpointError(
+                        f"{run.file} ended at byte {run.offset + done:,} while it was read: it has "
+                        "changed since it was opened. Load it again when it is whole."
+                    )
+                done += count
+        except FileNotFoundError as error:
+            raise CheckpointNotFoundError(f"{run.file} is gone since it was opened") from error
+
+    def close(self) -> None:
+        if self.file is not None:
+            self.file.close()
+            self.file = None
+        for buffer in self.buffers:
+            buffer.wait()
+
+
+class _Buffer:
+    """Host memory for one run; made when first used."""
+
+    def __init__(self, owner: _Stream) -> None:
+        self.owner = owner
+        self.pinned = False
+        self.event: Any = None
+        self._tensor: torch.Tensor | None = None
+        self._memory: memoryview | None = None
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        if self._tensor is None:
+            size = self.owner.longest + _ALIGNMENT
+            self._tensor = torch.empty(size, dtype=torch.uint8, device="cpu")
+            if self.owner.queues:
+                self._tensor, self.pinned = _pin(self.owner.backend, self._tensor)
+        return self._tensor
+
+    @property
+    def memory(self) -> memoryview:
+        if self._memory is None:
+            tensor = self.tensor
+            array = (ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())
+            self._memory = memoryview(array).cast("B")
+        return self._memory
+
+    def mark(self) -> None:
+        """Remember the copies out of it that are queued."""
+        if self.pinned:
+            backend, index = self.owner.backend, self.owner.device.index
+            assert index is not None
+            self.event = backend.record_event(backend.current_stream(index))
+
+    def wait(self) -> None:
+        """Wait until nothing is copied out of it any more."""
+        if self.event is None:
+            return
+        wait = getattr(self.event, "synchronize", None)
+        if wait is not None:
+            wait()
+        else:
+            assert self.owner.device.index is not None
+            self.owner.backend.synchronize(self.owner.device.index)
+        self.event = None
+
+
+def _pin(backend: DeviceBackend, tensor: torch.Tensor) -> tuple[torch.Tensor, bool]:
+    """A page-locked buffer, where there is still memory that may be locked."""
+    try:
+        return backend.pin_memory(tensor), True
+    except RuntimeError:
+        return tensor, False
+
+
+def _typed(source: torch.Tensor, start: int, dtype: torch.dtype) -> torch.Tensor:
+    """Bytes of a buffer as elements; copied where they do not lie as the hardware needs them."""
+    return (source.clone() if start % dtype.itemsize else source).view(dtype)
+
+
+def _put(part: _Part, source: torch.Tensor, owner: _Stream, pinned: bool) -> None:
+    """Bring some elements to their place in the result, on its device and in its dtype."""
+    request = part.request
+    whole = part.stop - part.start == request.shape.numel()
+    if not owner.device.is_accelerator:
+        request.destination()[part.start : part.stop].copy_(source)
+        return
+    backend = owner.backend
+    if source.dtype != request.dtype and not backend.supports_dtype(source.dtype):
+        source, pinned = source.to(request.dtype), False
+    if whole and request.into is None:
+        moved = backend.move(source.view(request.shape), owner.device.torch, non_blocking=pinned)
+        request.result = moved if moved.dtype == request.dtype else moved.to(request.dtype)
+        return
+    # Straight into its place, so that the device never holds a part twice; cast before it travels.
+    if source.dtype != request.dtype:
+        source, pinned = source.to(request.dtype), False
+    request.destination()[part.start : part.stop].copy_(source, non_blocking=pinned)

@@ -1,0 +1,273 @@
+"""What an offload folder holds: its manifest, written last. A folder without one is not complete.
+
+The manifest names every weight with its place (file, offset), dtype, shape and *content*: the
+checksum of its bytes, or the identity of the source that they come from. Names, shapes, dtypes and
+contents together are the store's fingerprint. Files are known by size and time of change, so that
+one that was replaced, cut or removed is noticed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from anydevice.checkpoint.strict_json import parse_json, read_bounded
+from anydevice.errors import CheckpointError, OffloadStoreError
+from anydevice.offload_store.tensor_bytes import is_plain_dtype, is_shape
+
+__all__ = [
+    "DATA_PREFIX",
+    "LOCK_NAME",
+    "LOST",
+    "MANIFEST_NAME",
+    "SYNCED",
+    "SYNCED_AT",
+    "Entry",
+    "Manifest",
+    "StoredFile",
+    "current_boot",
+]
+
+MANIFEST_NAME: Final = "anydevice-offload.json"
+LOCK_NAME: Final = "anydevice-offload.lock"
+#: Every data file that anydevice writes to an offload folder begins so, and no other file does.
+DATA_PREFIX: Final = "anydevice-offload-"
+
+#: Where in a manifest's file the digit is that says what is on the disk: 0 before it is known.
+SYNCED_AT: Final = len('{"synced": ')
+#: All is there.
+SYNCED: Final = b"1"
+#: The disk refused.
+LOST: Final = b"2"
+
+_FORMAT: Final = "anydevice offload store"
+_VERSION: Final = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredFile:
+    """A file that holds weights, and how it looked when the store was made.
+
+    Attributes:
+        path: absolute for a file that the store only points into; else a name in its folder.
+        nbytes: its size.
+        mtime_ns: when it last changed, in nanoseconds.
+    """
+
+    path: str
+    nbytes: int
+    mtime_ns: int
+
+    @classmethod
+    def of(cls, path: str | os.PathLike[str], name: str | None = None) -> StoredFile:
+        """Describe the file at ``path`` as it is now; ``name`` is its name in the manifest."""
+        status = os.stat(path)
+        return cls(name or os.path.abspath(path), status.st_size, status.st_mtime_ns)
+
+    def check(self, folder: Path) -> Path:
+        """Return the file's full path.
+
+        Raises:
+            OffloadStoreError: it is gone, or no longer what it was.
+        """
+        path = folder / self.path
+        try:
+            now = StoredFile.of(path)
+        except OSError as error:
+            raise OffloadStoreError(
+                f"{path}, which holds weights of the offload store {folder}, cannot be opened: "
+                f"{error.strerror or error}. {_again(folder)}"
+            ) from None
+        if now.nbytes != self.nbytes:
+            raise OffloadStoreError(
+                f"{path} changed under the offload store {folder}: it has {now.nbytes} bytes, and "
+                f"had {self.nbytes}. {_again(folder)}"
+            )
+        if now.mtime_ns != self.mtime_ns:
+            raise OffloadStoreError(
+                f"{path} was written to after the offload store {folder} was made. {_again(folder)}"
+            )
+        return path
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """One weight.
+
+    Attributes:
+        file: the file that holds it.
+        offset: of its first byte, from the file's beginning.
+        dtype: its dtype.
+        shape: its shape.
+        content: what tells its bytes from others': ``"crc32:..."``, or the identity of a source.
+    """
+
+    file: StoredFile
+    offset: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    content: str
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """What a store holds.
+
+    Attributes:
+        entries: all weights, by name.
+        boot: the run of the machine in which it was written, while it may be in the system's memory
+            alone; None once it is on the disk.
+    """
+
+    entries: Mapping[str, Entry]
+    boot: str | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for stores of the same weights: a digest of names, dtypes, shapes and contents."""
+        digest = hashlib.sha256()
+        for name, entry in sorted(self.entries.items()):
+            digest.update(repr((name, str(entry.dtype), entry.shape, entry.content)).encode())
+        return digest.hexdigest()
+
+    @property
+    def files(self) -> list[StoredFile]:
+        """The files that hold weights, each once."""
+        return list(dict.fromkeys(entry.file for entry in self.entries.values()))
+
+    def dump(self) -> bytes:
+        """As the bytes of the manifest's file."""
+        numbers = {file: number for number, file in enumerate(self.files)}
+        tensors = {
+            name: {
+                "file": numbers[entry.file],
+                "offset": entry.offset,
+                "dtype": str(entry.dtype).removeprefix("torch."),
+                "shape": list(entry.shape),
+                "content": entry.content,
+            }
+            for name, entry in self.entries.items()
+        }
+        data = {
+            "format": _FORMAT,
+            "version": _VERSION,
+            "boot": self.boot,
+            "fingerprint": self.fingerprint,
+            "files": [dataclasses.asdict(file) for file in numbers],
+            "tensors": tensors,
+        }
+        synced = {"synced": int(self.boot is None)}  # first: it is changed in place
+        return json.dumps({**synced, **data, "digest": _digest(data)}).encode()
+
+    @classmethod
+    def read(cls, folder: Path) -> Manifest:
+        """Read the manifest of a folder.
+
+        Raises:
+            FileNotFoundError: there is none, or it is good no more: the machine stopped before it
+                was on the disk, or the disk refused.
+            OffloadStoreError: it cannot be read, is not a manifest, or contradicts itself.
+        """
+        path = folder / MANIFEST_NAME
+        try:
+            raw = read_bounded(path)
+            if _is_torn(raw):
+                raise FileNotFoundError(f"{path} is not whole")
+            data = parse_json(raw, str(path), file_names=True)
+            synced = data.pop("synced")
+            if data["format"] != _FORMAT or data["version"] != _VERSION:
+                raise _broken(path, f"it is of version {data['version']!r}, known is {_VERSION}")
+            if data.pop("digest") != _digest(data):
+                raise _broken(path, "it was changed after it was written")
+            files = [_read_file(item, path) for item in data["files"]]
+            entries = {
+                name: _read_entry(name, item, files, path) for name, item in data["tensors"].items()
+            }
+        except (FileNotFoundError, NotADirectoryError):
+            raise
+        except OSError as error:
+            raise OffloadStoreError(f"cannot read {path}: {error.strerror}") from None
+        except CheckpointError as error:
+            raise _broken(path, str(error)) from None
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise _broken(path, f"{type(error).__name__}: {error!s:.200}") from None
+        if synced == 1:
+            return cls(entries)
+        if synced != 0 or data["boot"] is None or data["boot"] != current_boot():
+            raise FileNotFoundError(f"what {path} names never came to the disk")
+        return cls(entries, data["boot"])
+
+
+@functools.cache
+def current_boot() -> str | None:
+    """What tells this run of the machine from all others; None where the system does not say."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip() or None
+    except OSError:
+        return None
+
+
+def _is_torn(raw: bytes) -> bool:
+    """Whether a manifest lacks bytes: so a loss of power can leave one that was not synced."""
+    text = raw.rstrip(b"\0")
+    return not text or (text.startswith(b'{"synced": 0') and not text.endswith(b"}"))
+
+
+def _digest(data: Mapping[str, Any]) -> str:
+    """A digest of a whole manifest, so that no damage to it goes unseen."""
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
+
+
+def _read_file(item: Any, manifest: Path) -> StoredFile:
+    file = StoredFile(str(item["path"]), _natural(item["nbytes"]), _natural(item["mtime_ns"]))
+    # What the store wrote lies beside the manifest; what it points into is named in full.
+    if not os.path.isabs(file.path) and (
+        os.path.basename(file.path) != file.path or not file.path.startswith(DATA_PREFIX)
+    ):
+        raise _broken(manifest, f"the file {file.path!r} is not one that it can hold")
+    return file
+
+
+def _read_entry(name: str, item: Any, files: list[StoredFile], manifest: Path) -> Entry:
+    dtype = getattr(torch, str(item["dtype"]), None)
+    if not isinstance(dtype, torch.dtype) or not is_plain_dtype(dtype):
+        raise _broken(manifest, f"{name!r:.200} has the dtype {item['dtype']!r:.50}")
+    if not is_shape(item["shape"]):
+        raise _broken(manifest, f"{name!r:.200} has the shape {item['shape']!r:.200}")
+    shape = tuple(item["shape"])
+    file = files[_natural(item["file"])]
+    entry = Entry(file, _natural(item["offset"]), dtype, shape, str(item["content"]))
+    if entry.offset + entry.nbytes > file.nbytes or entry.offset % dtype.itemsize:
+        raise _broken(manifest, f"{name!r:.200} does not lie inside {file.path!r}")
+    return entry
+
+
+def _natural(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r:.50} is not a size")
+    return value
+
+
+def _broken(manifest: Path, why: str) -> OffloadStoreError:
+    return OffloadStoreError(
+        f"{manifest} is not the manifest of an offload store: {why}. "
+        f"Remove {manifest.parent}, or name another folder."
+    )
+
+
+def _again(folder: Path) -> str:
+    return f"Offload the model again, with {folder} removed or to another folder."
