@@ -37,7 +37,7 @@ class CpuBackend(DeviceBackend):
 
     device_type = "cpu"
     priority = 0
-    capabilities = Capabilities(device_rng=True, collectives=_GLOO)
+    capabilities = Capabilities(device_rng=True, collectives=_GLOO, grad_scaling=True)
     collective_backend = "gloo" if _GLOO else None
 
     def device_count(self) -> int:
@@ -109,6 +109,14 @@ class CpuBackend(DeviceBackend):
     def set_rng_state(self, state: torch.Tensor, index: int) -> None:
         """Put back what `rng_state` gave."""
         torch.default_generator.set_state(state)
+
+    def current_device(self) -> int:
+        """The only one."""
+        return 0
+
+    def local_device(self, local_rank: int) -> int:
+        """All processes of a machine share its host."""
+        return 0
 
     def device(self, index: int) -> torch.device:
         """The host has no index: tensors report ``cpu``."""

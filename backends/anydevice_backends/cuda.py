@@ -32,6 +32,7 @@ class CudaBackend(DeviceBackend):
         pinned_memory=True,
         device_rng=True,
         collectives=_HAS_NCCL,
+        grad_scaling=True,
     )
     # RCCL answers to NCCL's name: https://docs.pytorch.org/docs/stable/notes/hip.html
     collective_backend = "nccl" if _HAS_NCCL else None

@@ -26,6 +26,7 @@ class NpuBackend(DeviceBackend):
         pinned_memory=True,
         device_rng=True,
         collectives=True,
+        grad_scaling=True,
     )
     # https://github.com/Ascend/pytorch/tree/master/torch_npu/distributed
     collective_backend = "hccl"

@@ -26,6 +26,7 @@ class XpuBackend(DeviceBackend):
         pinned_memory=True,
         device_rng=True,
         collectives=_HAS_XCCL,
+        grad_scaling=True,
     )
     collective_backend = "xccl" if _HAS_XCCL else None
     # https://oneapi-src.github.io/level-zero-spec/level-zero/latest/core/PROG.html#affinity-mask

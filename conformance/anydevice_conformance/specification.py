@@ -30,6 +30,8 @@ GROUPS: Final = {
     "DTY": "Dtypes",
     "COL": "Collectives",
     "INF": "Inference",
+    "PRO": "Processes",
+    "TRN": "Training",
 }
 #: The capability that a whole group belongs to.
 GROUP_CAPABILITY: Final = {

@@ -24,6 +24,8 @@ The order in which anydevice calls a backend:
 3. `move` and `pin_memory`, while weights are loaded.
 4. `new_stream` once a device, then `use_stream`, `record_event`, `wait_event`, `synchronize_event`
    and `move` for each block of a forward pass, from any thread.
+5. `process_environment`, where processes are started; `local_device`, `set_device` and `numa_node`
+   once a process; `autocast_dtypes` and `new_grad_scaler` before training.
 
 An ``index`` is always an int from 0 to ``device_count() - 1``; sizes are bytes. A member that a
 backend does not claim in `Capabilities` is never called.
@@ -36,11 +38,14 @@ import dataclasses
 import importlib
 import importlib.util
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import pluggy
 import torch
+
+from anydevice.errors import UnknownDeviceError
 
 __all__ = [
     "ENTRY_POINT_GROUP",
@@ -83,6 +88,7 @@ class Capabilities:
         unified_memory: the device's memory is the host's; what one takes, the other loses.
         device_rng: the device has a random generator of its own.
         collectives: ``torch.distributed`` has a backend for the device.
+        grad_scaling: `DeviceBackend.new_grad_scaler` gives a loss scaler that works on the device.
     """
 
     caching_allocator: bool = False
@@ -91,6 +97,7 @@ class Capabilities:
     unified_memory: bool = False
     device_rng: bool = False
     collectives: bool = False
+    grad_scaling: bool = False
 
     def claimed(self) -> list[str]:
         """The names of the capabilities that are claimed."""
@@ -115,6 +122,7 @@ class DeviceBackend:
     #: What the device can do.
     capabilities: Capabilities = Capabilities()
     #: The name that ``torch.distributed`` gives to the device's collectives, such as ``"gloo"``.
+    #: None with ``collectives`` claimed: the one that torch itself names for the device type.
     collective_backend: str | None = None
     #: The environment variable that hides devices from a process.
     visible_devices_env: str | None = None
@@ -294,6 +302,95 @@ class DeviceBackend:
         """Put back what `rng_state` gave. Capability ``device_rng``."""
         self.module.set_rng_state(state, self.device(index))
 
+    # ------------------------------------------------------------------ precision
+
+    def autocast_dtypes(self) -> frozenset[torch.dtype]:
+        """The dtypes that ``torch.autocast`` can compute in on the device; empty without autocast.
+
+        The default is what the device's module names by ``get_amp_supported_dtype``, or else
+        float16 and bfloat16; of those, the ones that `supports_dtype` accepts.
+        """
+        try:
+            if not torch.amp.is_autocast_available(self.device_type):
+                return frozenset()
+        except RuntimeError:  # a device type that torch does not know
+            return frozenset()
+        ask = getattr(self.module, "get_amp_supported_dtype", None)
+        offered = (torch.float16, torch.bfloat16) if ask is None else ask()
+        return frozenset(dtype for dtype in offered if self.supports_dtype(dtype))
+
+    def new_grad_scaler(self, **kwargs: Any) -> Any:
+        """Make a loss scaler for float16. Capability ``grad_scaling``.
+
+        Args:
+            **kwargs: of ``torch.amp.GradScaler``, such as ``init_scale`` or ``enabled``.
+        """
+        return torch.amp.GradScaler(self.device_type, **kwargs)
+
+    # ------------------------------------------------------------------ processes
+
+    def set_device(self, index: int) -> None:
+        """Make device ``index`` the calling thread's current one: a bare ``"foo"`` then means it.
+
+        Where neither the device's module nor ``torch.accelerator`` can, it does nothing.
+        """
+        setter = self._find("set_device", "set_device_index", "set_device_idx")
+        if setter is not None:
+            setter(index)
+
+    def current_device(self) -> int | None:
+        """The index of the calling thread's current device; None where the device does not say."""
+        getter = self._find("current_device", "current_device_index", "current_device_idx")
+        index = getter() if getter is not None else None
+        return index if isinstance(index, int) else None
+
+    def local_device(self, local_rank: int) -> int:
+        """The index of the device that this machine's process number ``local_rank`` uses.
+
+        Override it where each process sees one device only, whose index is then 0.
+
+        Args:
+            local_rank: from 0, among the processes on this machine.
+
+        Raises:
+            UnknownDeviceError: there are fewer devices than that. No two processes share one.
+        """
+        count = self.device_count()
+        if not 0 <= local_rank < count:
+            raise UnknownDeviceError(
+                f"process {local_rank} of this machine has no {self.device_type!r} device: this "
+                f"process sees {count}. Start at most {count} processes on this machine, or show "
+                f"more devices to each process ({self.visible_devices_env or 'see its driver'})."
+            )
+        return local_rank
+
+    def numa_node(self, index: int) -> int | None:
+        """The NUMA node of the host's memory nearest to device ``index``; None where unknown.
+
+        The default looks up the device's PCI address, where its module tells one, in Linux's
+        ``/sys/bus/pci``.
+        """
+        ask = getattr(self.module, "get_device_properties", None)
+        properties = ask(index) if ask is not None else None
+        parts = [getattr(properties, f"pci_{part}_id", None) for part in ("bus", "device")]
+        if not all(isinstance(part, int) for part in parts):
+            return None
+        domain = getattr(properties, "pci_domain_id", 0)
+        address = f"{domain:04x}:{parts[0]:02x}:{parts[1]:02x}.0"
+        try:
+            node = int(Path("/sys/bus/pci/devices", address, "numa_node").read_text())
+        except (OSError, ValueError):
+            return None
+        return node if node >= 0 else None
+
+    def process_environment(self, local_world_size: int) -> Mapping[str, str]:
+        """Environment variables that processes on this device need when they start.
+
+        Args:
+            local_world_size: how many processes there will be on this machine.
+        """
+        return {}
+
     # ------------------------------------------------------------------ for the defaults
 
     @property
@@ -335,6 +432,14 @@ class DeviceBackend:
         if not hasattr(owner, name) and self._is_torchs_accelerator():
             return getattr(torch.accelerator, name)  # type: ignore[no-any-return]
         return getattr(owner, name)  # type: ignore[no-any-return]
+
+    def _find(self, name: str, *accelerator_names: str) -> Callable[..., Any] | None:
+        """A function of the device's module, or ``torch.accelerator``'s by one of its names."""
+        owners = [(self.module, name)]
+        if self._is_torchs_accelerator():  # torch 2.6 has other names there than later ones
+            owners += [(torch.accelerator, other) for other in accelerator_names]
+        found = (getattr(owner, attribute, None) for owner, attribute in owners)
+        return next((function for function in found if function is not None), None)
 
     def _is_torchs_accelerator(self) -> bool:
         """Whether ``torch.accelerator`` speaks of this device; it knows one type in a process."""

@@ -68,5 +68,6 @@ def test_it_claims_what_it_has(backend):
         "streams",
         "pinned_memory",
         "device_rng",
+        "grad_scaling",
     ]
     assert backend.supports_dtype(torch.bfloat16)

@@ -33,6 +33,8 @@ _MODULES: Final = (
     "dtypes",
     "collectives",
     "inference",
+    "processes",
+    "training",
 )
 _found: dict[str, Mutant] = {}
 

@@ -24,7 +24,11 @@ class SimulatorBackend(DeviceBackend):
 
     device_type = "sim"
     capabilities = Capabilities(
-        caching_allocator=True, streams=True, pinned_memory=True, device_rng=True
+        caching_allocator=True,
+        streams=True,
+        pinned_memory=True,
+        device_rng=True,
+        grad_scaling=True,
     )
 
     def is_available(self) -> bool:

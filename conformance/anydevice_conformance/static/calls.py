@@ -35,6 +35,7 @@ _NEEDS = {
     "manual_seed_all": "device_rng",
     "rng_state": "device_rng",
     "set_rng_state": "device_rng",
+    "new_grad_scaler": "grad_scaling",
     "_cached_bytes": "caching_allocator",
 }
 

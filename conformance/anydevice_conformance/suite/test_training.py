@@ -1,0 +1,119 @@
+"""TRN: what training asks of a device."""
+# ruff: noqa: N802 - a check's name carries its paragraph's id
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from anydevice.backend import DeviceBackend
+from anydevice_conformance.marks import needs
+from anydevice_conformance.outcomes import not_claimed
+from anydevice_conformance.subject import Subject
+
+_SCALE: Final = 1024.0
+
+
+def test_TRN_001_autocast(subject: Subject, backend: DeviceBackend) -> None:
+    """Autocast computes in each dtype of `autocast_dtypes`.
+
+    Found: the answer is no frozenset of supported floating dtypes, or a linear layer under
+    ``torch.autocast`` gives another dtype.
+    Fix: name the dtypes that your autocast kernels are registered for; none without autocast.
+    """
+    found = backend.autocast_dtypes()
+    assert isinstance(found, frozenset), f"autocast_dtypes() returned {found!r}"
+    layer = nn.Linear(4, 4).to(subject.device(subject.indices[0]))
+    values = torch.ones(2, 4, device=layer.weight.device)
+    for dtype in found:
+        assert dtype.is_floating_point, f"{dtype} is not floating"
+        assert backend.supports_dtype(dtype), f"{dtype} is named, and supports_dtype refuses it"
+        with torch.autocast(subject.type, dtype=dtype):
+            inside = layer(values)
+            with torch.autocast(subject.type, enabled=False):
+                nested = layer(values)
+        assert inside.dtype == dtype, (
+            f"under autocast to {dtype} a linear layer gave {inside.dtype}"
+        )
+        assert nested.dtype == torch.float32, f"disabled inside, it gave {nested.dtype}"
+
+
+@needs("grad_scaling")
+def test_TRN_002_overflow(subject: Subject) -> None:
+    """A step that overflowed changes no parameter and lowers the scale.
+
+    Found: a parameter changed, or the scale did not fall.
+    Fix: have `new_grad_scaler` return a scaler that skips the step where a gradient is not finite.
+    """
+    for name, model, optimizer in _trainings(subject):
+        before = [p.detach().cpu().clone() for p in model.parameters()]
+        scaler = _scaler(subject.backend)
+        _backward(scaler, model, subject, poison=True)
+        scaler.step(optimizer)
+        scaler.update()
+        for old, new in zip(before, model.parameters(), strict=True):
+            assert torch.equal(old, subject.fetch(new.detach())), f"{name}: a parameter changed"
+        assert scaler.get_scale() < _SCALE, f"{name}: the scale is {scaler.get_scale()}"
+
+
+@needs("grad_scaling")
+def test_TRN_003_finite_step(subject: Subject) -> None:
+    """A scaled step without overflow equals the unscaled one.
+
+    Found: other parameters, or another scale.
+    Fix: divide the gradients by the scale before the step, in float32.
+    """
+    scaled, plain = _trainings(subject), _trainings(subject)
+    for (name, model, optimizer), (_, other, other_optimizer) in zip(scaled, plain, strict=True):
+        scaler = _scaler(subject.backend)
+        for _ in range(2):
+            _backward(scaler, model, subject)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            _backward(None, other, subject)
+            other_optimizer.step()
+            other_optimizer.zero_grad()
+        for one, two in zip(model.parameters(), other.parameters(), strict=True):
+            torch.testing.assert_close(
+                subject.fetch(one.detach()), subject.fetch(two.detach()), msg=f"{name} differs"
+            )
+        assert scaler.get_scale() == _SCALE, f"{name}: the scale is {scaler.get_scale()}"
+
+
+def _scaler(backend: DeviceBackend) -> Any:
+    return backend.new_grad_scaler(init_scale=_SCALE, growth_interval=1000)
+
+
+def _trainings(subject: Subject) -> Iterator[tuple[str, nn.Module, torch.optim.Optimizer]]:
+    """A small model with each kind of optimizer that the device has."""
+    made = 0
+    kinds: dict[str, Callable[..., torch.optim.Optimizer]] = {
+        "SGD": functools.partial(torch.optim.SGD, lr=0.5),
+        "fused SGD": functools.partial(torch.optim.SGD, lr=0.5, fused=True),
+    }
+    for name, kind in kinds.items():
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(0)
+            model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
+        model.to(subject.device(subject.indices[0]))
+        try:
+            optimizer = kind(model.parameters())
+        except RuntimeError:  # no fused optimizer for this device
+            continue
+        made += 1
+        yield name, model, optimizer
+    if not made:
+        not_claimed("no optimizer can be made")
+
+
+def _backward(scaler: Any, model: nn.Module, subject: Subject, poison: bool = False) -> None:
+    values = torch.linspace(-1, 1, 12).reshape(3, 4).to(subject.device(subject.indices[0]))
+    loss = model(values).square().mean()
+    if poison:
+        loss = loss * float("inf")
+    (loss if scaler is None else scaler.scale(loss)).backward()
