@@ -16,6 +16,7 @@ from anydevice.tensors import is_dense
 from anydevice.transfer import Engine, carry, profile_transfers
 from anydevice.transfer.layout import align, lay_out
 from anydevice.transfer.staging import divide
+from anydevice_conformance.mutants import installed
 
 # ---------------------------------------------------------------------- layouts
 
@@ -195,6 +196,53 @@ def test_carrying_from_page_locked_memory_stops_nobody(sim):
     got = carry(tensors, parse_device("sim:0"))
     assert sim.counters(0)["host_syncs"] == 0
     assert all(torch.equal((g * 1).cpu(), t) for g, t in zip(got, tensors, strict=True))
+
+
+def test_nothing_of_a_backend_that_was_replaced_is_used(sim):
+    """A broken backend that once stood in the registry leaves no queue behind."""
+    device, model = parse_device("sim:0"), Offloaded(make_blocks(2), prefetch_depth=2)
+    x = torch.rand(3, 32)
+    with installed("WaitDoesNothing"):
+        carry([torch.randn(4, 4)], device)
+        model(x)
+    tensor = torch.randn(100, 100).pin_memory()
+    for _ in range(4):  # whichever wait a fault leaves out
+        (got,) = carry([tensor], device)
+        assert torch.equal((got * 1).cpu(), tensor)
+        assert same(model(x), model.plain(x))
+    model.engine.close()
+
+
+def test_memory_of_a_batched_copy_that_fails_is_not_written_to_later(sim, monkeypatch):
+    sources = [torch.zeros(1 << 20, dtype=torch.uint8).pin_memory() for _ in range(2)]
+
+    def interrupt(tensor, *_):
+        if tensor is sources[1]:
+            raise KeyboardInterrupt
+        return tensor
+
+    monkeypatch.setattr("anydevice.transfer.carrying._GROUP", 1 << 20)
+    monkeypatch.setattr("anydevice.transfer.carrying.bytes_of", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        carry(sources, parse_device("sim:0"))
+    later = torch.ones(1 << 20, dtype=torch.uint8).pin_memory().to("sim:0", non_blocking=True)
+    torch.sim.current_stream(0).synchronize()
+    torch.sim.synchronize()  # also what the failed copy queued on its own stream has run
+    assert bool(later.cpu().all())
+
+
+def test_a_transfer_that_fails_to_start_gives_its_buffer_back(make, x, monkeypatch):
+    model = make(prefetch_depth=0)
+    wanted = model.plain(x)
+    assert same(model(x), wanted)
+    lane = model.engine._runtime.lane(model.device)
+    total = lane.pool.total
+    with monkeypatch.context() as patch:
+        patch.setattr("anydevice.transfer.shipment.bytes_of", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            model(x)
+    assert same(model(x), wanted)
+    assert lane.pool.total == total
 
 
 # ---------------------------------------------------------------------- profiles

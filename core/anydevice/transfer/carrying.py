@@ -47,9 +47,12 @@ def carry(tensors: Sequence[torch.Tensor], device: Device) -> list[torch.Tensor]
                 together.append(tensor)
             else:
                 found[id(tensor)] = move_tensor(tensor, device)
-        for group in _groups(together):
-            _carry_group(group, lane, found)
-        lane.wait(lane.here(), lane.mark(lane.side if together else None))
+        try:
+            for group in _groups(together):
+                _carry_group(group, lane, found)
+        finally:
+            # Also when it fails: queued copies still write to memory that is given back now.
+            lane.wait(lane.here(), lane.mark(lane.side if together else None))
     return [found[id(tensor)] for tensor in tensors]
 
 
@@ -70,7 +73,7 @@ def page_lock(tensors: Sequence[torch.Tensor], device: Device) -> None:
 
 def _lane(device: Device) -> Lane:
     lane = _lanes.get(device)
-    if lane is None:
+    if lane is None or not lane.is_current():
         lane = _lanes[device] = Lane(device, 0)
     return lane
 

@@ -44,6 +44,10 @@ class Lane:
         self.pool = Pool(self)
         self.stager = Stager(self)
 
+    def is_current(self) -> bool:
+        """Whether the registry still names this lane's backend for the device."""
+        return registry.get_backend(self.place) is self.backend
+
     def _measure(self) -> int | None:
         """Half of what is free: the other half is for activations."""
         try:

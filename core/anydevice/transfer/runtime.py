@@ -43,6 +43,11 @@ class Runtime:
     def lane(self, device: Device) -> Lane:
         """The lane of a device."""
         lane = self._lanes.get(device)
+        if lane is not None and not lane.is_current():
+            self.cancel(lambda shipment: shipment.lane is lane)
+            lane.stager.close(wait=False)
+            lane.pool.clear()
+            lane = None
         if lane is None:
             lane = self._lanes[device] = Lane(device, self._room.get(device))
         return lane
@@ -131,7 +136,11 @@ class Runtime:
             return None
         shipment = Shipment(lane, layout, buffer, state, owner, id(unit))
         with torch._C.DisableTorchFunction():  # a mode of the caller's has no business here
-            shipment.start(rests, unit.block, unit.name, ahead=ahead)
+            try:
+                shipment.start(rests, unit.block, unit.name, ahead=ahead)
+            except BaseException:
+                shipment.cancel()  # what is queued arrives before the buffer serves others
+                raise
         return shipment
 
     # ------------------------------------------------------------------ taking back
