@@ -24,7 +24,7 @@ from anydevice.hooks import (
 from anydevice.loading import load_checkpoint_in_model
 from anydevice.offload_store import OffloadedWeightsLoader, offload_state_dict
 from anydevice.placement import check_device_map, get_balanced_memory, infer_auto_device_map
-from anydevice.sizes import find_tied_parameters, retie_parameters
+from anydevice.ties import find_tied_parameters, retie_parameters
 
 __all__ = [
     "AlignDevicesHook",

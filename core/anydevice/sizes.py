@@ -9,15 +9,16 @@ from __future__ import annotations
 import enum
 import re
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import torch
 from torch import nn
 
 from anydevice.errors import ModelError
-from anydevice.modules import Slot, find_slot, iter_slots
 from anydevice.tensors import PLAIN_TYPES
+from anydevice.ties import Ties
+from anydevice.weights import iter_slots
 
 __all__ = [
     "DtypeLike",
@@ -25,12 +26,8 @@ __all__ = [
     "compute_module_sizes",
     "dtype_after_load",
     "dtype_bits",
-    "find_tied_parameters",
     "get_max_layer_size",
-    "retie_parameters",
     "tensor_bytes",
-    "tie_groups",
-    "tie_key",
 ]
 
 #: A torch dtype, its name, or the name of a type that torch lacks, such as ``"int4"`` or ``"fp8"``.
@@ -117,22 +114,6 @@ def dtype_after_load(
     return dtype if dtype is not None and tensor.dtype.is_floating_point else tensor.dtype
 
 
-def tie_key(tensor: torch.Tensor) -> Hashable:
-    """Equal for two tensors that are one: the same object, or the same view of one storage.
-
-    Good on meta too, where storages hold nothing but are still told apart, and as long as both
-    tensors live. Views of different parts of a storage are not tied.
-    """
-    if hasattr(tensor, "__tensor_flatten__"):  # the outer storage means nothing
-        return id(tensor)
-    try:
-        storage = tensor.untyped_storage()
-    except (NotImplementedError, RuntimeError, ValueError):  # opaque, sparse, not yet shaped
-        return id(tensor)
-    offset, stride = tensor.storage_offset(), tensor.stride()
-    return storage._cdata, offset, tensor.dtype, tensor.shape, stride
-
-
 def _elements(tensor: torch.Tensor) -> int:
     try:
         return tensor._nnz() if tensor.layout is torch.sparse_coo else tensor.numel()
@@ -164,15 +145,14 @@ def compute_module_sizes(
         holds nothing is absent, and reads as 0.
     """
     sizes: dict[str, int] = defaultdict(int)
-    seen: set[Hashable] = set()
+    ties, counted = Ties(), 0
     for name, slot in iter_slots(model):
         tensor = slot.get()
         if tensor is None or (buffers_only and not slot.is_buffer):
             continue
-        key = tie_key(tensor)
-        if key in seen:
+        if ties.number(tensor) < counted:
             continue
-        seen.add(key)
+        counted += 1
         size = tensor_bytes(tensor, dtype_after_load(name, tensor, dtype, special_dtypes))
         sizes[""] += size
         end = name.find(".")
@@ -230,46 +210,3 @@ def calculate_maximum_sizes(model: nn.Module) -> tuple[int, tuple[int, list[str]
 
 def _own_tensors(module: Any) -> Iterable[tuple[str, Any]]:
     return ((name, slot.get()) for name, slot in iter_slots(module, recurse=False))
-
-
-# ---------------------------------------------------------------------- ties
-
-
-def tie_groups(model: nn.Module) -> list[list[tuple[str, Slot]]]:
-    """The names and slots of each distinct tensor of a model, in the model's order."""
-    groups: dict[Hashable, list[tuple[str, Slot]]] = defaultdict(list)
-    for named in iter_slots(model):
-        slot = named[1]
-        groups[tie_key(slot.table[slot.name])].append(named)
-    return list(groups.values())
-
-
-def find_tied_parameters(model: nn.Module) -> list[list[str]]:
-    """Find parameters and buffers that are one tensor under several names.
-
-    Two names are tied when they hold the same object or the same view of one storage; a module that
-    is registered twice ties all it holds. Works on meta.
-
-    Returns:
-        One list of names for each such tensor, in the model's order.
-    """
-    return [[name for name, _ in group] for group in tie_groups(model) if len(group) > 1]
-
-
-def retie_parameters(model: nn.Module, tied_params: Iterable[Sequence[str]]) -> None:
-    """Make tied names hold one tensor again, where the tie was broken.
-
-    Args:
-        model: the model that holds them all.
-        tied_params: groups of names, as from `find_tied_parameters`. The first of a group that
-            holds data (is not on meta) is kept; a group wholly on meta is tied there.
-
-    Raises:
-        ModelError: the model has no such name.
-    """
-    for group in tied_params:
-        slots = [find_slot(model, name) for name in group]
-        tensors = [tensor for slot in slots if (tensor := slot.get()) is not None]
-        kept = next((t for t in tensors if not t.is_meta), tensors[0] if tensors else None)
-        for slot in slots:
-            slot.put(kept)

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from anydevice import sizes
 from anydevice.devices import parse_device
 from anydevice.errors import DoesNotFitError
-from anydevice.placement import blocks, get_balanced_memory, infer_auto_device_map
+from anydevice.placement import get_balanced_memory, infer_auto_device_map
+from anydevice.ties import Ties
 
 
 def linears(*widths: int) -> nn.Sequential:
@@ -168,7 +168,8 @@ def test_a_plan_reads_every_tensor_once(monkeypatch: pytest.MonkeyPatch) -> None
             [nn.ModuleList([linears(1, 1) for _ in range(100)]) for _ in range(5)]
         )
     read = []
-    monkeypatch.setattr(blocks, "tie_key", lambda tensor: read.append(1) or sizes.tie_key(tensor))
+    number = Ties.number
+    monkeypatch.setattr(Ties, "number", lambda ties, t: read.append(1) or number(ties, t))
     for name in ("named_parameters", "named_buffers", "named_modules", "modules", "state_dict"):
         monkeypatch.setattr(nn.Module, name, None)
     infer_auto_device_map(model, {0: 300, 1: 300, "cpu": 300}, no_split_module_classes=[])

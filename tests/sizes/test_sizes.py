@@ -11,11 +11,10 @@ from anydevice.sizes import (
     calculate_maximum_sizes,
     compute_module_sizes,
     dtype_bits,
-    find_tied_parameters,
     get_max_layer_size,
-    retie_parameters,
     tensor_bytes,
 )
+from anydevice.ties import find_tied_parameters, retie_parameters
 
 
 class Tied(nn.Module):

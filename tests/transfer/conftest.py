@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from anydevice.devices import parse_device
-from anydevice.modules import iter_slots
 from anydevice.transfer import Engine
+from anydevice.weights import iter_slots
 
 WIDTH = 32
 

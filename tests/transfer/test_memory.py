@@ -14,8 +14,8 @@ from torch import nn
 
 from anydevice.devices import parse_device
 from anydevice.errors import BudgetError, OptionError, UnknownDeviceError
-from anydevice.modules import iter_slots
 from anydevice.transfer import Engine, profile_transfers
+from anydevice.weights import iter_slots
 
 KIB = 1 << 10
 MIB = 1 << 20

@@ -11,11 +11,11 @@ from tests.transfer.conftest import Offloaded, make_blocks, same
 from torch import nn
 
 from anydevice.devices import CPU, parse_device
-from anydevice.modules import iter_slots
 from anydevice.tensors import is_dense
 from anydevice.transfer import Engine, carry, profile_transfers
 from anydevice.transfer.layout import align, lay_out
 from anydevice.transfer.staging import divide
+from anydevice.weights import iter_slots
 from anydevice_conformance.mutants import installed
 
 # ---------------------------------------------------------------------- layouts

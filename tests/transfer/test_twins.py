@@ -9,8 +9,8 @@ from torch import nn
 
 from anydevice.devices import CPU, parse_device
 from anydevice.errors import UnplacedWeightError
-from anydevice.modules import Slot, iter_slots
 from anydevice.transfer import Engine
+from anydevice.weights import Slot, iter_slots
 
 
 def unit_of(module, device="sim:0", **options):

@@ -15,9 +15,9 @@ from anydevice.devices import DeviceLike
 from anydevice.dispatch.models import dispatch_placed
 from anydevice.dispatch.places import Places
 from anydevice.loading import load_checkpoint_in_model
-from anydevice.modules import iter_slots
 from anydevice.placement import Headroom, check_budgets, resolve_device_map
 from anydevice.transfer import read_prefetch_depth
+from anydevice.weights import iter_slots
 
 __all__ = ["load_checkpoint_and_dispatch"]
 

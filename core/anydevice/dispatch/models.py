@@ -14,10 +14,8 @@ from anydevice.dispatch.places import Places, put_in_place
 from anydevice.hooks import AlignDevicesHook
 from anydevice.hooks.base import remove_hooks_of_kind
 from anydevice.hooks.offload import CpuOffload
-from anydevice.hooks.resting import gather_weights
 from anydevice.hooks.state import align_hook_of
 from anydevice.hooks.units import Layout, attach_units
-from anydevice.modules import Slot, iter_slots
 from anydevice.placement import (
     DeviceMap,
     Placement,
@@ -25,7 +23,9 @@ from anydevice.placement import (
     find_blocks,
     resolve_device_map,
 )
+from anydevice.ties import gather_weights
 from anydevice.transfer import Engine, read_prefetch_depth
+from anydevice.weights import Slot, iter_slots
 
 __all__ = ["dispatch_model", "dispatch_offloaded", "dispatch_placed", "hook_model"]
 

@@ -15,13 +15,13 @@ from anydevice import registry
 from anydevice.checkpoint.mapped import is_unwritten
 from anydevice.devices import CPU, DISK, Device, DeviceLike, resolve_device
 from anydevice.errors import DoesNotFitError, ModelError
-from anydevice.hooks.resting import Weight
-from anydevice.modules import Slot, iter_slots
 from anydevice.offload_store.accelerate_format import OffloadedWeightsLoader
 from anydevice.offload_store.store import write_store
 from anydevice.placement import DeviceMap, Placement
 from anydevice.sizes import tensor_bytes
 from anydevice.text import format_bytes, list_some
+from anydevice.ties import Weight
+from anydevice.weights import Slot, iter_slots
 
 __all__ = ["Places", "check_room", "put_in_place"]
 
@@ -137,7 +137,7 @@ def put_in_place(
     values = _given(weights, state_dict, offload_dir, offload_index)
     _check_values(weights, values)
     to_write = [
-        w for w in weights if w.rest == DISK and not _is_on_disk(values.get(id(w), w.tensor))
+        w for w in weights if w.device == DISK and not _is_on_disk(values.get(id(w), w.tensor))
     ]
     if to_write and offload_dir is None:
         raise ModelError(
@@ -165,7 +165,7 @@ def check_room(weights: Sequence[Weight]) -> None:
     """
     coming: dict[Device, int] = defaultdict(int)
     for weight in weights:
-        device = weight.rest
+        device = weight.device
         if not device.is_accelerator or weight.is_there:
             continue
         if not registry.get_backend(device.torch).supports_dtype(weight.tensor.dtype):
@@ -200,14 +200,14 @@ def _given(
     """Values that weights shall have in place of their own."""
     values: dict[int, torch.Tensor] = {}
     for weight in weights:
-        if weight.rest.is_accelerator and not weight.tensor.is_meta:
+        if weight.device.is_accelerator and not weight.tensor.is_meta:
             continue
         name = next((n for n in weight.names if state_dict is not None and n in state_dict), None)
         if name is not None and state_dict is not None and not state_dict[name].is_meta:
             values[id(weight)] = state_dict[name].detach()
     lacking = [w for w in weights if w.tensor.is_meta and id(w) not in values]
     stored = _stored(offload_dir, offload_index) if lacking or offload_index else {}
-    wanted = [w for w in weights if w.rest == DISK] if offload_index else lacking
+    wanted = [w for w in weights if w.device == DISK] if offload_index else lacking
     for weight in {id(w): w for w in (*lacking, *wanted)}.values():
         name = next((n for n in weight.names if n in stored), None)
         if name is not None and id(weight) not in values:

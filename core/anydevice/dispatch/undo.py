@@ -12,11 +12,11 @@ from anydevice.dispatch.models import ENGINE
 from anydevice.dispatch.places import check_room
 from anydevice.errors import DeviceMapError, DoesNotFitError
 from anydevice.hooks import remove_hook_from_submodules
-from anydevice.hooks.resting import Weight, gather_weights
-from anydevice.modules import iter_slots
 from anydevice.sizes import tensor_bytes
 from anydevice.tensors import move_tensor
 from anydevice.text import format_bytes
+from anydevice.ties import Weight, gather_weights
+from anydevice.weights import iter_slots
 
 __all__ = ["get_state_dict_offloaded_model", "undispatch"]
 

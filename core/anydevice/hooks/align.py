@@ -13,12 +13,13 @@ from anydevice.devices import CPU, Device, DeviceLike, parse_device
 from anydevice.errors import ModelError, UnplacedWeightError
 from anydevice.hooks.base import HOOK, ModelHook
 from anydevice.hooks.glue import with_glue, without_glue
-from anydevice.hooks.resting import gather_weights
 from anydevice.hooks.writeback import Copies
-from anydevice.modules import Slot, iter_slots, own_device
+from anydevice.modules import own_device
 from anydevice.tensors import all_on_device, find_device, move_tensor, send_to_device
 from anydevice.text import list_some
+from anydevice.ties import gather_weights
 from anydevice.transfer import Engine, Unit
+from anydevice.weights import Slot, iter_slots
 
 __all__ = ["AlignDevicesHook", "find_aliases"]
 
@@ -159,7 +160,7 @@ class AlignDevicesHook(ModelHook):
 
         slots = list(iter_slots(module, recurse=self.place_submodules))
         for weight in gather_weights(slots, rest):
-            if weight.rest == CPU and self.offload and self.weights_map is not None:
+            if weight.device == CPU and self.offload and self.weights_map is not None:
                 weight.hold(move_tensor(self._value(weight.names[0]).detach(), CPU))
             else:
                 weight.move()
@@ -343,7 +344,7 @@ def _bring_home(module: nn.Module, lodgers: set[Slot]) -> None:
         return CPU if slot in lodgers or tensor is None else parse_device(tensor.device)
 
     for weight in gather_weights(iter_slots(module), home):
-        if weight.rest == CPU and not weight.tensor.is_meta:
+        if weight.device == CPU and not weight.tensor.is_meta:
             weight.move()
 
 

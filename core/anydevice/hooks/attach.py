@@ -11,12 +11,13 @@ from torch import nn
 from anydevice.devices import CPU, Device, DeviceLike
 from anydevice.hooks.align import AlignDevicesHook
 from anydevice.hooks.base import HOOK, add_hook_to_module
-from anydevice.hooks.resting import gather_weights
 from anydevice.hooks.units import Layout, attach_units
-from anydevice.modules import Slot, iter_slots, own_device
+from anydevice.modules import own_device
 from anydevice.placement import DeviceMap, find_blocks
 from anydevice.tensors import move_tensor
+from anydevice.ties import gather_weights
 from anydevice.transfer import Engine
+from anydevice.weights import Slot, iter_slots
 
 __all__ = [
     "attach_align_device_hook",
@@ -144,7 +145,7 @@ def attach_align_device_hook_on_blocks(
 
     for weight in gather_weights(iter_slots(module, module_name), rest):
         name = next((n for n in weight.names if weights_map is not None and n in weights_map), None)
-        if weight.rest == CPU and weights_map is not None and name is not None:
+        if weight.device == CPU and weights_map is not None and name is not None:
             weight.hold(move_tensor(weights_map[name].detach(), CPU))
         else:
             weight.move()

@@ -12,8 +12,8 @@ from torch import nn
 from anydevice.devices import Device, parse_device
 from anydevice.hooks.base import ModelHook, add_hook_to_module
 from anydevice.hooks.units import computes_with_parts
-from anydevice.modules import Slot, exchange, iter_slots
 from anydevice.transfer import Engine, Unit
+from anydevice.weights import Slot, exchange, iter_slots
 
 __all__ = ["LayerwiseCastingHook", "attach_layerwise_casting_hooks"]
 

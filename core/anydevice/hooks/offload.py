@@ -10,10 +10,10 @@ from torch import nn
 from anydevice import registry
 from anydevice.devices import CPU, Device, DeviceLike, first_accelerator, parse_device
 from anydevice.hooks.base import ModelHook, remove_hook_from_module
-from anydevice.hooks.resting import Weight, gather_weights
-from anydevice.modules import iter_slots
 from anydevice.tensors import send_to_device
+from anydevice.ties import Weight, gather_weights
 from anydevice.transfer import carry, page_lock
+from anydevice.weights import iter_slots
 
 __all__ = ["CpuOffload", "UserCpuOffloadHook"]
 

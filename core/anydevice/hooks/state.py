@@ -10,8 +10,8 @@ from torch import nn
 from anydevice.devices import DeviceLike, parse_device
 from anydevice.hooks.align import AlignDevicesHook
 from anydevice.hooks.base import HOOK, ModelHook, SequentialHook
-from anydevice.modules import iter_slots
 from anydevice.transfer import Engine
+from anydevice.weights import iter_slots
 
 __all__ = ["align_hook_of", "align_module_device", "has_offloaded_params"]
 

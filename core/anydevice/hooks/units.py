@@ -25,9 +25,9 @@ from torch import nn
 from anydevice.devices import Device
 from anydevice.hooks.align import AlignDevicesHook
 from anydevice.hooks.base import add_hook_to_module
-from anydevice.modules import Slot, iter_slots
 from anydevice.sizes import tensor_bytes
 from anydevice.transfer import Engine, Unit
+from anydevice.weights import Slot, iter_slots
 
 __all__ = ["Layout", "attach_units", "computes_with_parts"]
 

@@ -36,10 +36,10 @@ from anydevice.loading.shards import cut, put_local
 from anydevice.loading.sharing import separate
 from anydevice.loading.streaming import Request, stream
 from anydevice.loading.ties import broken_ties
-from anydevice.modules import Slot, exchange
 from anydevice.offload_store.store import write_store
 from anydevice.tensors import PLAIN_TYPES, move_tensor
 from anydevice.text import list_some
+from anydevice.weights import Slot, exchange
 
 __all__ = ["LoadReport", "Loading", "memory_to_fill"]
 

@@ -17,10 +17,10 @@ from anydevice.errors import DeviceMapError, ModelError
 from anydevice.loading.casting import Casting, short
 from anydevice.loading.layouts import fault_of_form
 from anydevice.loading.shards import Part, info_of_part, is_sharded, mesh_device, own_part
-from anydevice.modules import Slot
 from anydevice.placement import DeviceMap
-from anydevice.sizes import tie_groups
 from anydevice.tensors import PLAIN_TYPES
+from anydevice.ties import tie_groups
+from anydevice.weights import Slot
 
 __all__ = ["ExtraState", "Plan", "Target", "dtypes_once_loaded", "make_plan"]
 

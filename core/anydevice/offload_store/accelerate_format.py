@@ -22,11 +22,12 @@ from anydevice.checkpoint.mapped import FileIdentity, MappedFile, map_file
 from anydevice.checkpoint.strict_json import parse_json, read_bounded
 from anydevice.devices import DeviceLike, parse_device
 from anydevice.errors import CheckpointError, ModelError, OffloadStoreError
-from anydevice.modules import as_dtype, exchange, find_slot
+from anydevice.modules import as_dtype
 from anydevice.offload_store.manifest import MANIFEST_NAME
 from anydevice.offload_store.store import OffloadStore, open_store, write_store
 from anydevice.offload_store.tensor_bytes import is_plain_dtype, is_shape
 from anydevice.tensors import move_tensor
+from anydevice.weights import exchange, find_slot
 
 __all__ = ["OffloadedWeightsLoader", "load_offloaded_weights", "offload_state_dict"]
 

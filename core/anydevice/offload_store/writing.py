@@ -31,7 +31,7 @@ from anydevice.offload_store.tensor_bytes import (
     nbytes_of,
     pieces_of,
 )
-from anydevice.sizes import tie_key
+from anydevice.ties import tie_key
 
 __all__ = ["nothing_left_on_error", "remove_data_files", "write_atomically", "write_files"]
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
 import torch
 from torch import nn
 
-from anydevice.sizes import DtypeLike, dtype_after_load, tensor_bytes, tie_key
+from anydevice.sizes import DtypeLike, dtype_after_load, tensor_bytes
+from anydevice.ties import Ties
 
 __all__ = ["Block", "Inventory", "find_blocks", "take_inventory"]
 
@@ -190,7 +191,7 @@ class _Walk:
     ) -> None:
         self.model, self.dtype, self.special, self.largest = model, dtype, special_dtypes, largest
         self.splitter = _Splitter(model, named)
-        self.index: dict[Hashable, int] = {}
+        self.ties = Ties()
         self.sizes: list[int] = []
         self.dtypes: list[DtypeLike] = []
         self.blocks: list[Block] = []
@@ -247,10 +248,8 @@ class _Walk:
 
     def _tensor(self, name: str, tensor: torch.Tensor) -> int:
         """The index of a tensor; a tied one has one already."""
-        key = tie_key(tensor)
-        index = self.index.get(key)
-        if index is None:
-            index = self.index[key] = len(self.sizes)
+        index = self.ties.number(tensor)
+        if index == len(self.sizes):
             dtype = dtype_after_load(name, tensor, self.dtype, self.special)
             self.sizes.append(tensor_bytes(tensor, dtype))
             self.dtypes.append(dtype)

@@ -10,7 +10,8 @@ from torch import nn
 from anydevice.devices import CPU, DISK, DeviceLike, parse_device
 from anydevice.placement.maps import DeviceMap, require_cover
 from anydevice.placement.result import Placed, Placement, Share
-from anydevice.sizes import DtypeLike, dtype_after_load, tensor_bytes, tie_groups
+from anydevice.sizes import DtypeLike, dtype_after_load, tensor_bytes
+from anydevice.ties import tie_groups
 
 __all__ = ["account"]
 

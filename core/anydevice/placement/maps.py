@@ -9,8 +9,8 @@ from torch import nn
 
 from anydevice.devices import CPU, Device, DeviceLike, first_accelerator, parse_device
 from anydevice.errors import DeviceMapError, UnknownDeviceError
-from anydevice.modules import iter_slots
 from anydevice.text import list_some
+from anydevice.weights import iter_slots
 
 __all__ = ["DeviceMap", "check_device_map", "require_cover"]
 

@@ -12,10 +12,11 @@ import torch
 from anydevice.checkpoint import Checkpoint, fetch_checkpoint, open_checkpoint
 from anydevice.dispatch import init_empty_weights, load_checkpoint_and_dispatch
 from anydevice.errors import CheckpointNotFoundError, MissingDependencyError, ModelError
-from anydevice.modules import Slot, as_dtype, exchange, iter_slots
+from anydevice.modules import as_dtype
 from anydevice.placement import check_budgets
 from anydevice.pretrained.keys import adapt
 from anydevice.transfer import read_prefetch_depth
+from anydevice.weights import Slot, exchange, iter_slots
 
 __all__ = ["from_pretrained"]
 

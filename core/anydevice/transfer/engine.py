@@ -12,7 +12,6 @@ from typing import Any, Final
 import torch
 
 from anydevice.devices import CPU, Device, DeviceLike
-from anydevice.modules import Slot
 from anydevice.transfer.order import Course, Lap
 from anydevice.transfer.reading import page_faults
 from anydevice.transfer.runtime import Runtime
@@ -20,6 +19,7 @@ from anydevice.transfer.settings import read_pin_budget, read_prefetch_depth, re
 from anydevice.transfer.shipment import Shipment
 from anydevice.transfer.unit import Unit
 from anydevice.transfer.visit import Visit
+from anydevice.weights import Slot
 
 __all__ = ["Engine"]
 

@@ -11,12 +11,12 @@ import torch
 
 from anydevice.devices import CPU, Device
 from anydevice.errors import UnplacedWeightError
-from anydevice.modules import Slot
 from anydevice.transfer import profile
 from anydevice.transfer.layout import Layout
 from anydevice.transfer.reading import is_worth_reading_ahead
 from anydevice.transfer.twins import is_lazy, make_twin, twins_of_data
 from anydevice.transfer.visit import Guest, Visit
+from anydevice.weights import Slot
 
 if TYPE_CHECKING:
     from anydevice.transfer.engine import Engine

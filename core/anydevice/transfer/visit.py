@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from anydevice.devices import parse_device
-from anydevice.modules import Slot, exchange
 from anydevice.tensors import move_tensor
 from anydevice.transfer import profile
 from anydevice.transfer.twins import attributes_back
+from anydevice.weights import Slot, exchange
 
 if TYPE_CHECKING:
     from anydevice.transfer.lane import Lane

@@ -25,13 +25,7 @@ from anydevice.placement import (
     get_max_memory,
     infer_auto_device_map,
 )
-from anydevice.sizes import (
-    calculate_maximum_sizes,
-    compute_module_sizes,
-    find_tied_parameters,
-    get_max_layer_size,
-    retie_parameters,
-)
+from anydevice.sizes import calculate_maximum_sizes, compute_module_sizes, get_max_layer_size
 from anydevice.tensors import (
     concatenate,
     find_device,
@@ -40,6 +34,7 @@ from anydevice.tensors import (
     recursively_apply,
     send_to_device,
 )
+from anydevice.ties import find_tied_parameters, retie_parameters
 
 __all__ = [
     "OffloadedWeightsLoader",

@@ -1,0 +1,240 @@
+"""Tied weights, and the distinct tensors of a model with all of their names."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from anydevice.devices import CPU, Device
+from anydevice.errors import ModelError
+from anydevice.tensors import PLAIN_TYPES, move_tensor
+from anydevice.weights import Slot, exchange, find_slot, iter_slots
+
+__all__ = [
+    "Ties",
+    "Weight",
+    "find_tied_parameters",
+    "gather_weights",
+    "retie_parameters",
+    "tie_groups",
+    "tie_key",
+]
+
+
+class Ties:
+    """Numbers the distinct tensors of a model: tied ones, met later, get the number of the first.
+
+    Two tensors are tied when they are the same object or the same view of one storage, on meta too.
+    Views of different parts of a storage are not tied. The tensors must stay alive meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._by_id: dict[int, int] = {}
+        #: Tensors with their numbers, by the address of their storage.
+        self._by_storage: dict[int, list[tuple[torch.Tensor, int]]] = {}
+
+    def number(self, tensor: torch.Tensor) -> int:
+        """The number of a tensor: from 0 up, in the order in which they are met."""
+        key = id(tensor)
+        known = self._by_id.get(key)
+        if known is not None:
+            return known
+        number = self._count
+        address = _storage_address(tensor)
+        if address is not None:
+            same = self._by_storage.setdefault(address, [])
+            if same:  # a view of the same storage, perhaps the very same view
+                view = _view(tensor)
+                number = next((n for other, n in same if _view(other) == view), number)
+            same.append((tensor, number))
+        self._by_id[key] = number
+        self._count = max(self._count, number + 1)
+        return number
+
+
+def _storage_address(tensor: torch.Tensor) -> int | None:
+    """The address of a tensor's storage, on meta too; None where a storage says nothing."""
+    if type(tensor) not in PLAIN_TYPES and hasattr(tensor, "__tensor_flatten__"):
+        return None  # made of inner tensors: the outer storage means nothing
+    try:
+        return _address(tensor)
+    except (NotImplementedError, RuntimeError, ValueError):  # opaque, sparse, not yet shaped
+        return None
+
+
+def _address_of_wrapper(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+#: Without it, a Python object is made for each storage, which costs ten times as much.
+_address: Callable[[torch.Tensor], int] = getattr(torch._C, "_storage_address", _address_of_wrapper)
+
+
+def _view(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.storage_offset(), tensor.dtype, tensor.shape, tensor.stride()
+
+
+def tie_key(tensor: torch.Tensor) -> Hashable:
+    """Equal for two tensors that are tied (see `Ties`), as long as both live."""
+    address = _storage_address(tensor)
+    return id(tensor) if address is None else (address, *_view(tensor))
+
+
+def tie_groups(model: nn.Module) -> list[list[tuple[str, Slot]]]:
+    """The names and slots of each distinct tensor of a model, in the model's order."""
+    ties = Ties()
+    groups: list[list[tuple[str, Slot]]] = []
+    for named in iter_slots(model):
+        slot = named[1]
+        number = ties.number(slot.table[slot.name])
+        if number == len(groups):
+            groups.append([])
+        groups[number].append(named)
+    return groups
+
+
+def find_tied_parameters(model: nn.Module) -> list[list[str]]:
+    """Find parameters and buffers that are one tensor under several names.
+
+    Two names are tied when they hold the same object or the same view of one storage; a module that
+    is registered twice ties all it holds. Works on meta.
+
+    Returns:
+        One list of names for each such tensor, in the model's order.
+
+    Example::
+
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        model[1].weight = model[0].weight
+        assert find_tied_parameters(model) == [["0.weight", "1.weight"]]
+    """
+    return [[name for name, _ in group] for group in tie_groups(model) if len(group) > 1]
+
+
+def retie_parameters(model: nn.Module, tied_params: Iterable[Sequence[str]]) -> None:
+    """Make tied names hold one tensor again, where the tie was broken.
+
+    Args:
+        model: the model that holds them all.
+        tied_params: groups of names, as from `find_tied_parameters`. The first of a group that
+            holds data (is not on meta) is kept; a group wholly on meta is tied there.
+
+    Raises:
+        ModelError: the model has no such name.
+    """
+    for group in tied_params:
+        slots = [find_slot(model, name) for name in group]
+        tensors = [tensor for slot in slots if (tensor := slot.get()) is not None]
+        kept = next((t for t in tensors if not t.is_meta), tensors[0] if tensors else None)
+        for slot in slots:
+            slot.put(kept)
+
+
+# ---------------------------------------------------------------------- weights and their devices
+
+
+@dataclasses.dataclass
+class Weight:
+    """One tensor of a model; several names when it is tied.
+
+    Attributes:
+        names: its full names.
+        slots: where it stands; one for each name.
+        device: where it is to be stored: an accelerator, the host or the disk.
+    """
+
+    names: list[str]
+    slots: list[Slot]
+    device: Device
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """The tensor."""
+        tensor = self.slots[0].get()
+        assert tensor is not None
+        return tensor
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it is on the device that it is to be stored on (for the disk: on the host)."""
+        return self.tensor.device == self.device.torch
+
+    def hold(self, value: torch.Tensor) -> None:
+        """Let the tensor hold a value, device and all; a Parameter stays the same object.
+
+        Raises:
+            ModelError: its shape is another, or the tensor cannot be exchanged now.
+        """
+        old = self.tensor
+        if old.shape != value.shape:
+            raise ModelError(
+                f"{self.names[0]} has shape {tuple(old.shape)}, the value given for it "
+                f"{tuple(value.shape)}"
+            )
+        held = [slot.get() for slot in self.slots]
+        exchange(self.slots[0], value)
+        new = self.tensor
+        for slot, before in zip(self.slots[1:], held[1:], strict=True):
+            if before is old:
+                slot.put(new)
+            else:  # another Parameter over the same memory: so it shall stay
+                exchange(slot, new)
+
+    def check_value(self) -> None:
+        """Make sure that there is a value to move.
+
+        Raises:
+            ModelError: it is on meta.
+        """
+        if self.tensor.is_meta:
+            raise ModelError(
+                f"{self.names[0]} is on meta: it has no value to move to {self.device}"
+            )
+
+    def move(self) -> None:
+        """Move it to `device`.
+
+        Raises:
+            ModelError: it is on meta.
+        """
+        self.check_value()
+        if not self.is_there:
+            device = self.device if self.device.is_accelerator else CPU
+            self.hold(move_tensor(self.tensor.detach(), device))
+
+
+def gather_weights(
+    named: Iterable[tuple[str, Slot]], where: Callable[[str, Slot], Device]
+) -> list[Weight]:
+    """Collect the distinct tensors of some slots.
+
+    A tied tensor is stored on the first accelerator that any of its names is placed on, else on the
+    host, else on the disk.
+
+    Args:
+        named: full names and slots.
+        where: the device of a full name and its slot.
+    """
+    ties = Ties()
+    weights: list[Weight] = []
+    for name, slot in named:
+        device = where(name, slot)
+        number = ties.number(slot.table[slot.name])
+        if number == len(weights):
+            weights.append(Weight([name], [slot], device))
+            continue
+        weight = weights[number]
+        weight.names.append(name)
+        weight.slots.append(slot)
+        if _speed(device) > _speed(weight.device):
+            weight.device = device
+    return weights
+
+
+def _speed(device: Device) -> int:
+    return 2 if device.is_accelerator else 1 if device == CPU else 0
