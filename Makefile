@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
-PIP = $(BIN)/python -m pip --disable-pip-version-check --quiet
+# Twice quiet: errors only.
+PIP = $(BIN)/python -m pip --disable-pip-version-check -qq
 
 # The tests on a real third-party device need Mesa's software Vulkan (apt-get install
 # mesa-vulkan-drivers). CI has it; without it they are skipped, and say so.
@@ -16,7 +17,7 @@ demo: install
 	$(BIN)/anydevice demo
 
 test: install
-	$(WITHOUT_VULKAN) $(BIN)/python -m pytest
+	$(WITHOUT_VULKAN) $(BIN)/python -m pytest -n auto --dist loadgroup
 
 # The readers of files from strangers, on new random input: a fixed number of examples, two minutes.
 fuzz: install

@@ -61,13 +61,6 @@ class Offloaded:
             return x
 
 
-@pytest.fixture(scope="session", autouse=True)
-def small_heap():
-    """Leave torch's own half a million objects out of every collection."""
-    gc.collect()
-    gc.freeze()
-
-
 def make_blocks(count=5, width=WIDTH, seed=0):
     torch.manual_seed(seed)
     return [Block(width) for _ in range(count)]
