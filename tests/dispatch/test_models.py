@@ -121,7 +121,7 @@ def test_bad_maps_are_refused_before_anything_moves(sim, device_map, error, word
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"prefetch_depth": -1}, OptionError, "prefetch_depth=-1: how many units"),
+        ({"prefetch_depth": -1}, OptionError, "prefetch_depth=-1: how many groups"),
         ({"prefetch_depth": "2"}, OptionError, "prefetch_depth='2'"),
         ({"max_memory": {0: 10.5}}, BudgetError, r"max_memory\[0\]: 10.5"),
     ],

@@ -1,4 +1,4 @@
-"""A small model whose blocks are units, and machines to run it on."""
+"""A small model whose blocks are groups, and machines to run it on."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class Block(nn.Module):
 
 
 class Offloaded:
-    """Blocks that are called one after the other, each a unit of one engine."""
+    """Blocks that are called one after the other, each a group of one engine."""
 
     def __init__(self, blocks, device="sim:0", *, dtype=None, **options):
         self.blocks = blocks
         self.engine = Engine(**options)
         self.device = parse_device(device)
-        self.units = [
-            self.engine.unit(str(i), list(iter_slots(b, str(i))), self.device, compute_dtype=dtype)
+        self.groups = [
+            self.engine.group(str(i), list(iter_slots(b, str(i))), self.device, compute_dtype=dtype)
             for i, b in enumerate(blocks)
         ]
 
@@ -49,7 +49,7 @@ class Offloaded:
                 stack.enter_context(self.engine.forward())
             x = x.to(self.device.torch)
             for i in range(len(self.blocks)) if order is None else order:
-                with self.units[i]:
+                with self.groups[i]:
                     x = self.blocks[i](x)
             return x
 

@@ -42,7 +42,7 @@ def inputs():
 
 
 def pool_of(model):
-    return model.engine._runtime.lane(model.device).pool
+    return model.engine._runtime.queue(model.device).pool
 
 
 # ---------------------------------------------------------------------- out of memory
@@ -51,7 +51,7 @@ def pool_of(model):
 @pytest.mark.parametrize("mode", ["lazy", "thread"])
 def test_when_there_is_no_room_for_the_next_unit_it_travels_when_needed(sim, make, mode):
     sim.configure(devices=1, memory="2MiB", mode=mode)
-    model = make(big_blocks(4), prefetch_depth=2, room={"sim:0": 64 * MIB})
+    model = make(big_blocks(4), prefetch_depth=2, reserve={"sim:0": 64 * MIB})
     x = inputs()
     wanted = model.plain(x)
     with pytest.warns(RuntimeWarning, match=r"sim:0 is out of memory .* max_memory"):
@@ -63,10 +63,10 @@ def test_when_there_is_no_room_for_the_next_unit_it_travels_when_needed(sim, mak
 
 def test_memory_of_units_that_wait_is_given_to_the_one_that_is_needed(sim, make):
     sim.configure(devices=1, memory="5MiB", mode="lazy")
-    model = make(big_blocks(4), prefetch_depth=3, room={"sim:0": 64 * MIB})
+    model = make(big_blocks(4), prefetch_depth=3, reserve={"sim:0": 64 * MIB})
     with torch.no_grad():
-        model.units[0].enter()
-        model.units[0].leave()
+        model.groups[0].enter()
+        model.groups[0].leave()
         hog = torch.empty(int(0.5 * MIB), dtype=torch.uint8, device="sim:0")
         with warnings.catch_warnings(record=True):
             warnings.simplefilter("always")
@@ -92,36 +92,36 @@ def test_a_tensor_that_travels_by_itself_gets_memory_too(sim):
     model = Offloaded(big_blocks(2), prefetch_depth=1)
     loose = nn.Module()
     loose.register_buffer("even", torch.zeros(2 * MIB, dtype=torch.uint8)[::2])
-    unit = model.engine.unit("loose", list(iter_slots(loose)), model.device)
+    group = model.engine.group("loose", list(iter_slots(loose)), model.device)
     model(inputs())
     kept = torch.empty(MIB + MIB // 2, dtype=torch.uint8, device="sim:0")
-    with pytest.warns(RuntimeWarning, match="out of memory"), torch.no_grad(), unit:
+    with pytest.warns(RuntimeWarning, match="out of memory"), torch.no_grad(), group:
         assert loose.even.shape == (MIB,)
     del kept
     model.engine.close()
 
 
-# ---------------------------------------------------------------------- room
+# ---------------------------------------------------------------------- reserve
 
 
-@pytest.mark.parametrize("units", [1, 2, 3])
-def test_what_travels_ahead_keeps_to_the_room(sim, make, units):
-    room = units * 2 * MIB  # a buffer of 1 MiB of weights is rounded up
-    model = make(big_blocks(6), prefetch_depth=3, room={0: room})
+@pytest.mark.parametrize("groups", [1, 2, 3])
+def test_what_travels_ahead_keeps_to_the_room(sim, make, groups):
+    reserve = groups * 2 * MIB  # a buffer of 1 MiB of weights is rounded up
+    model = make(big_blocks(6), prefetch_depth=3, reserve={0: reserve})
     x = inputs().to("sim:0")
     model(x)
     torch.sim.synchronize(0)
     torch.sim.reset_peak_memory_stats(0)
     before = torch.sim.memory_allocated(0)
     assert same(model(x), model.plain(x.cpu()))
-    assert pool_of(model).total <= room
+    assert pool_of(model).total <= reserve
     assert torch.sim.max_memory_allocated(0) - before <= 0.25 * MIB
-    ahead = sum(unit.luck > 0 for unit in model.units)
+    ahead = sum(group.prefetch_score > 0 for group in model.groups)
     assert ahead > 0
 
 
 def test_what_must_come_comes_whatever_the_room(make):
-    model = make(big_blocks(3), prefetch_depth=2, room={"sim:0": 0})
+    model = make(big_blocks(3), prefetch_depth=2, reserve={"sim:0": 0})
     x = inputs()
     for _ in range(2):
         assert torch.allclose(model(x).cpu(), model.plain(x), rtol=1e-4)
@@ -136,8 +136,8 @@ def test_units_of_all_sizes_share_the_buffers(sim, make):
 
     def run():
         with torch.no_grad(), model.engine.forward():
-            for unit, block, x in zip(model.units, blocks, shapes, strict=True):
-                with unit:
+            for group, block, x in zip(model.groups, blocks, shapes, strict=True):
+                with group:
                     block(x)
 
     for _ in range(3):
@@ -151,14 +151,14 @@ def test_units_of_all_sizes_share_the_buffers(sim, make):
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_as_many_buffers_find_room_as_units_do(make, count):
     blocks = make_blocks(6)
-    room = count * sum(slot.get().nbytes for _, slot in iter_slots(blocks[0]))
-    model = make(blocks, prefetch_depth=3, room={"sim:0": room})
+    reserve = count * sum(slot.get().nbytes for _, slot in iter_slots(blocks[0]))
+    model = make(blocks, prefetch_depth=3, reserve={"sim:0": reserve})
     for _ in range(2):
         with profile_transfers() as profile:
             model(torch.randn(2, 32))
     pool = pool_of(model)
-    assert pool.total - pool.padding <= room
-    assert sum(unit.ahead for unit in profile.units) >= (4 if count > 1 else 0)
+    assert pool.total - pool.padding <= reserve
+    assert sum(group.ahead for group in profile.groups) >= (4 if count > 1 else 0)
 
 
 class Odd(nn.Module):
@@ -179,13 +179,13 @@ def test_whatever_the_sizes_and_the_room_no_memory_is_taken_in_the_end(sim, make
     kinds = [int(10 ** draw.uniform(1, 6)) for _ in range(draw.randint(1, 4))]
     blocks = [Odd(draw.choice(kinds)) for _ in range(draw.randint(2, 9))]
     largest = max(sum(p.nbytes for p in block.parameters()) for block in blocks)
-    room = int(largest * draw.choice([0, 0.5, 1, 1.3, 2, 3, 4.7]))
-    model = make(blocks, prefetch_depth=draw.randint(0, 3), room={"sim:0": room})
+    reserve = int(largest * draw.choice([0, 0.5, 1, 1.3, 2, 3, 4.7]))
+    model = make(blocks, prefetch_depth=draw.randint(0, 3), reserve={"sim:0": reserve})
     x = torch.ones(2, device="sim:0")
     for _ in range(4):
         model(x)
     pool = pool_of(model)
-    assert pool.total - pool.padding <= max(room, largest)
+    assert pool.total - pool.padding <= max(reserve, largest)
     sim.reset_counters()
     for _ in range(3):
         model(x)
@@ -194,7 +194,7 @@ def test_whatever_the_sizes_and_the_room_no_memory_is_taken_in_the_end(sim, make
 
 def test_where_memory_is_short_a_buffer_is_as_small_as_its_unit(sim, make):
     sim.configure(devices=1, memory="1.5MiB", mode="lazy")
-    model = make([Odd(300_000), Odd(290_000)], prefetch_depth=0, room={"sim:0": 64 * MIB})
+    model = make([Odd(300_000), Odd(290_000)], prefetch_depth=0, reserve={"sim:0": 64 * MIB})
     x = torch.ones(2)
     with pytest.warns(RuntimeWarning, match="out of memory"):  # it did not know: now it does
         model(x)
@@ -207,11 +207,11 @@ def test_where_memory_is_short_a_buffer_is_as_small_as_its_unit(sim, make):
     [
         ({"prefetch_depth": -1}, OptionError, "prefetch_depth=-1"),
         ({"prefetch_depth": True}, OptionError, "prefetch_depth=True"),
-        ({"room": {0: -1}}, BudgetError, r"room\[0\]: -1 is not a size: it is negative"),
-        ({"room": {0: 1.5}}, BudgetError, r"room\[0\]: 1.5 is not a size"),
-        ({"room": {0: None}}, BudgetError, r"room\[0\]: None is not a size"),
-        ({"room": "1GiB"}, BudgetError, "room is '1GiB'; it must be a dict"),
-        ({"room": {0: 1, "0": 1}}, UnknownDeviceError, "room names .*:0 twice"),
+        ({"reserve": {0: -1}}, BudgetError, r"reserve\[0\]: -1 is not a size: it is negative"),
+        ({"reserve": {0: 1.5}}, BudgetError, r"reserve\[0\]: 1.5 is not a size"),
+        ({"reserve": {0: None}}, BudgetError, r"reserve\[0\]: None is not a size"),
+        ({"reserve": "1GiB"}, BudgetError, "reserve is '1GiB'; it must be a dict"),
+        ({"reserve": {0: 1, "0": 1}}, UnknownDeviceError, "reserve names .*:0 twice"),
         ({"pin_budget": -1}, BudgetError, "pin_budget: -1 is not a size"),
         ({"pin_budget": "much"}, BudgetError, "pin_budget: 'much' is not a size"),
     ],
@@ -222,8 +222,8 @@ def test_wrong_settings_are_refused_by_name(options, error, words):
 
 
 def test_settings_may_be_text():
-    engine = Engine(room={"sim:0": "2GiB"}, pin_budget="1.5KB")
-    assert (engine.room, engine.pin_budget) == ({parse_device("sim:0"): 2 << 30}, 1500)
+    engine = Engine(reserve={"sim:0": "2GiB"}, pin_budget="1.5KB")
+    assert (engine.reserve, engine.pin_budget) == ({parse_device("sim:0"): 2 << 30}, 1500)
 
 
 # ---------------------------------------------------------------------- the end
@@ -241,11 +241,11 @@ def test_a_model_that_is_deleted_while_weights_travel_is_gone(sim, mode, pinned)
     pinned_before = sim.pinned_bytes()
     model = Offloaded(make_blocks(5), prefetch_depth=3, pin_budget=None if pinned else 0)
     with torch.no_grad():
-        model.units[0].enter()
-        model.units[0].leave()
+        model.groups[0].enter()
+        model.groups[0].leave()
     assert model.engine._runtime._ahead
     gone = [weakref.ref(p) for b in model.blocks for p in b.parameters()]
-    gone += [weakref.ref(model.engine), *(weakref.ref(u) for u in model.units)]
+    gone += [weakref.ref(model.engine), *(weakref.ref(u) for u in model.groups)]
     threads = readers()
     del model
     gc.collect()
@@ -273,8 +273,8 @@ def test_closing_gives_everything_back_and_the_engine_works_on(sim, make, x):
 def test_a_module_that_is_taken_out_is_gone(sim, make, x):
     model = make()
     model(x)
-    gone = weakref.ref(model.units[2]), weakref.ref(model.blocks[2])
-    del model.units[2], model.blocks[2]
+    gone = weakref.ref(model.groups[2]), weakref.ref(model.blocks[2])
+    del model.groups[2], model.blocks[2]
     gc.collect()
     assert [r() for r in gone] == [None, None]
     assert same(model(x), model.plain(x))
@@ -283,8 +283,8 @@ def test_a_module_that_is_taken_out_is_gone(sim, make, x):
 def test_memory_that_others_hold_is_not_used_again_and_is_counted_out(make, x):
     model = make(make_blocks(3), prefetch_depth=0)
     kept = []
-    for unit, block in zip(model.units, model.blocks, strict=True):
-        with torch.no_grad(), unit:
+    for group, block in zip(model.groups, model.blocks, strict=True):
+        with torch.no_grad(), group:
             kept.append(block.up.weight)
     assert pool_of(model).total == 0
     for tensor, block in zip(kept, model.blocks, strict=True):
@@ -296,8 +296,8 @@ def test_memory_that_others_hold_is_not_used_again_and_is_counted_out(make, x):
 
 def engine_pins(module, **options):
     engine = Engine(**options)
-    unit = engine.unit("m", list(iter_slots(module)), parse_device("sim:0"))
-    with torch.no_grad(), unit:
+    group = engine.group("m", list(iter_slots(module)), parse_device("sim:0"))
+    with torch.no_grad(), group:
         pass
     return engine
 
@@ -310,7 +310,7 @@ def test_resting_weights_are_page_locked_once(sim):
     assert [id(p) for p in block.parameters()] == [i for i, _ in before]
     assert all(torch.equal(p, v) for p, (_, v) in zip(block.parameters(), before, strict=True))
     places = [p.data_ptr() for p in block.parameters()]
-    with torch.no_grad(), engine.unit("m", list(iter_slots(block)), parse_device("sim:0")):
+    with torch.no_grad(), engine.group("m", list(iter_slots(block)), parse_device("sim:0")):
         pass
     assert [p.data_ptr() for p in block.parameters()] == places
 
@@ -383,13 +383,13 @@ def test_mapped_weights_stay_mapped_unless_they_shall_rest_in_memory(sim, tmp_pa
     for resting, stays in ((None, True), ("disk", True), ("cpu", False)):
         module = nn.Module()
         module.weight = nn.Parameter(map_file(path).tensor(0, torch.float32, (1024,)))
-        unit = Engine().unit(
+        group = Engine().group(
             "m",
             list(iter_slots(module)),
             parse_device("sim:0"),
             resting=parse_device(resting) if resting else None,
         )
-        with torch.no_grad(), unit:
+        with torch.no_grad(), group:
             assert not module.weight.any()
         assert (backing_of(module.weight) is not None) is stays
         assert module.weight.is_pinned() is not stays

@@ -1,4 +1,4 @@
-"""The parts by themselves: layouts, loads, orders, carrying, profiles."""
+"""The parts by themselves: plans, loads, orders, batched copies, profiles."""
 
 import itertools
 import json
@@ -12,13 +12,13 @@ from torch import nn
 
 from anydevice.devices import CPU, parse_device
 from anydevice.tensors import is_dense
-from anydevice.transfer import Engine, carry, profile_transfers
-from anydevice.transfer.layout import align, lay_out
+from anydevice.transfer import Engine, copy_batch, profile_transfers
+from anydevice.transfer.copy_plan import align, plan_copies
 from anydevice.transfer.staging import divide
 from anydevice.weights import iter_slots
 from anydevice_conformance.mutants import installed
 
-# ---------------------------------------------------------------------- layouts
+# ---------------------------------------------------------------------- plans
 
 SHAPES = st.lists(st.lists(st.integers(1, 5), max_size=3), max_size=6)
 DTYPES = st.sampled_from([torch.float32, torch.int8, torch.bfloat16, torch.float64, torch.bool])
@@ -27,7 +27,7 @@ DTYPES = st.sampled_from([torch.float32, torch.int8, torch.bfloat16, torch.float
 @given(shapes=SHAPES, data=st.data())
 def test_pieces_do_not_overlap_and_are_aligned(shapes, data):
     tensors = [torch.zeros(s, dtype=data.draw(DTYPES)) for s in shapes]
-    layout = lay_out(tensors, None, pins=False)
+    layout = plan_copies(tensors, None, pins=False)
     spans = sorted((p.offset, p.offset + p.nbytes) for p in layout.pieces)
     assert all(a[1] <= b[0] for a, b in itertools.pairwise(spans))
     assert all(start % 64 == 0 for start, _ in spans)
@@ -37,14 +37,14 @@ def test_pieces_do_not_overlap_and_are_aligned(shapes, data):
 
 def test_neighbours_are_copied_at_once():
     whole = torch.arange(256.0)
-    layout = lay_out([whole[128:], whole[:64]], None, pins=False)
+    layout = plan_copies([whole[128:], whole[:64]], None, pins=False)
     assert len(layout.runs) == 1
     assert layout.runs[0].nbytes == 1024
 
 
 def test_neighbours_that_would_lose_their_alignment_are_not():
     whole = torch.arange(256.0)
-    assert len(lay_out([whole[:100], whole[100:]], None, pins=False).runs) == 2
+    assert len(plan_copies([whole[:100], whole[100:]], None, pins=False).runs) == 2
 
 
 @pytest.mark.parametrize(
@@ -109,22 +109,25 @@ def test_loads_leave_alone_what_travels_without_them(weights, chunk):
 
 
 def test_a_page_locked_weight_between_others_arrives(sim):
-    """Some weights of a unit were page-locked; others, assigned since, are staged around them."""
+    """Some weights of a group were page-locked; others, assigned since, are staged around them."""
     module = nn.Module()
     sizes = {"a": 64, "b": 8, "c": 8}
     for name, size in sizes.items():
         module.register_buffer(name, torch.rand(size))
     slots = list(iter_slots(module))
-    unit = Engine().unit("module", slots, parse_device("sim:0"))
-    with unit:
+    group = Engine().group("module", slots, parse_device("sim:0"))
+    with group:
         pass
     assert all(t.is_pinned() for t in module.buffers())
-    for rest in itertools.permutations(sizes):
-        new = {rest[0]: torch.rand(sizes[rest[0]]), rest[1]: torch.rand(sizes[rest[1]])}
+    for original in itertools.permutations(sizes):
+        new = {
+            original[0]: torch.rand(sizes[original[0]]),
+            original[1]: torch.rand(sizes[original[1]]),
+        }
         module.load_state_dict(new, strict=False, assign=True)
         wanted = {name: tensor.clone() for name, tensor in module.named_buffers()}
         for _ in range(2):
-            with unit:
+            with group:
                 got = {name: tensor.cpu() for name, tensor in module.named_buffers()}
             assert all(torch.equal(got[name], wanted[name]) for name in sizes)
 
@@ -146,7 +149,7 @@ def test_what_a_reader_raises_is_raised_where_the_weights_are_needed(make, x, mo
         def fail(*_):
             raise OSError("the disk is gone")
 
-        patch.setattr("anydevice.transfer.shipment.Shipment.deliver", fail)
+        patch.setattr("anydevice.transfer.transfer.Transfer.deliver", fail)
         with pytest.raises(OSError, match="the disk is gone"):
             model(x)
     assert all(p.device == CPU.torch for b in model.blocks for p in b.parameters())
@@ -174,26 +177,26 @@ def test_devices_that_can_less_go_the_same_way(sim, make, x, monkeypatch, claims
     assert model(x, grad=True).requires_grad
 
 
-# ---------------------------------------------------------------------- carrying
+# ---------------------------------------------------------------------- batched copies
 
 
 def test_carried_tensors_are_copies_with_their_strides(sim):
     tensors = [torch.randn(5, 7).t(), torch.arange(9), torch.zeros(0), torch.randn(6)[::2]]
     tensors.append(tensors[0])
-    got = carry(tensors, parse_device("sim:0"))
+    got = copy_batch(tensors, parse_device("sim:0"))
     assert all(str(t.device) == "sim:0" for t in got)
     assert all(torch.equal(g.cpu(), t) for g, t in zip(got, tensors, strict=True))
     assert got[0].stride() == tensors[0].stride()
     assert got[4] is got[0]
-    back = carry(got, CPU)
+    back = copy_batch(got, CPU)
     assert all(torch.equal(b, t) for b, t in zip(back, tensors, strict=True))
-    assert carry(got[:1], parse_device("sim:0"))[0] is got[0]
+    assert copy_batch(got[:1], parse_device("sim:0"))[0] is got[0]
 
 
 def test_carrying_from_page_locked_memory_stops_nobody(sim):
     tensors = [torch.randn(100, 100).pin_memory() for _ in range(3)]
     sim.reset_counters()
-    got = carry(tensors, parse_device("sim:0"))
+    got = copy_batch(tensors, parse_device("sim:0"))
     assert sim.counters(0)["host_syncs"] == 0
     assert all(torch.equal((g * 1).cpu(), t) for g, t in zip(got, tensors, strict=True))
 
@@ -203,11 +206,11 @@ def test_nothing_of_a_backend_that_was_replaced_is_used(sim):
     device, model = parse_device("sim:0"), Offloaded(make_blocks(2), prefetch_depth=2)
     x = torch.rand(3, 32)
     with installed("WaitDoesNothing"):
-        carry([torch.randn(4, 4)], device)
+        copy_batch([torch.randn(4, 4)], device)
         model(x)
     tensor = torch.randn(100, 100).pin_memory()
     for _ in range(4):  # whichever wait a fault leaves out
-        (got,) = carry([tensor], device)
+        (got,) = copy_batch([tensor], device)
         assert torch.equal((got * 1).cpu(), tensor)
         assert same(model(x), model.plain(x))
     model.engine.close()
@@ -221,10 +224,10 @@ def test_memory_of_a_batched_copy_that_fails_is_not_written_to_later(sim, monkey
             raise KeyboardInterrupt
         return tensor
 
-    monkeypatch.setattr("anydevice.transfer.carrying._GROUP", 1 << 20)
-    monkeypatch.setattr("anydevice.transfer.carrying.bytes_of", interrupt)
+    monkeypatch.setattr("anydevice.transfer.batched_copy._GROUP", 1 << 20)
+    monkeypatch.setattr("anydevice.transfer.batched_copy.bytes_of", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        carry(sources, parse_device("sim:0"))
+        copy_batch(sources, parse_device("sim:0"))
     later = torch.ones(1 << 20, dtype=torch.uint8).pin_memory().to("sim:0", non_blocking=True)
     torch.sim.current_stream(0).synchronize()
     torch.sim.synchronize()  # also what the failed copy queued on its own stream has run
@@ -235,14 +238,14 @@ def test_a_transfer_that_fails_to_start_gives_its_buffer_back(make, x, monkeypat
     model = make(prefetch_depth=0)
     wanted = model.plain(x)
     assert same(model(x), wanted)
-    lane = model.engine._runtime.lane(model.device)
-    total = lane.pool.total
+    queue = model.engine._runtime.queue(model.device)
+    total = queue.pool.total
     with monkeypatch.context() as patch:
-        patch.setattr("anydevice.transfer.shipment.bytes_of", lambda *_: 1 / 0)
+        patch.setattr("anydevice.transfer.transfer.bytes_of", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             model(x)
     assert same(model(x), wanted)
-    assert lane.pool.total == total
+    assert queue.pool.total == total
 
 
 # ---------------------------------------------------------------------- profiles
@@ -256,16 +259,16 @@ def test_a_profile_counts_what_travelled(sim, make, x):
         model(x)
     assert profile.bytes == nbytes
     assert profile.copies == len(model.blocks)
-    assert [u.unit for u in profile.units] == [str(i) for i in range(5)]
-    assert [u.ahead for u in profile.units] == [0, 1, 1, 1, 1]
-    assert all(u.visits == 1 and u.device == "sim:0" for u in profile.units)
+    assert [u.group for u in profile.groups] == [str(i) for i in range(5)]
+    assert [u.ahead for u in profile.groups] == [0, 1, 1, 1, 1]
+    assert all(u.uses == 1 and u.device == "sim:0" for u in profile.groups)
     assert 0 <= profile.overlap <= 1
     assert profile.waited >= 0
     lines = str(profile).splitlines()
     assert lines[0].split() == [
-        "UNIT",
+        "GROUP",
         "DEVICE",
-        "VISITS",
+        "USES",
         "AHEAD",
         "MB",
         "COPIES",
@@ -303,8 +306,8 @@ def test_profiles_nest_and_end(sim, make, x):
 def test_tensors_that_travel_alone_are_counted(sim):
     module = nn.Module()
     module.register_buffer("odd", torch.randn(6)[::2])
-    unit = Engine().unit("odd", list(iter_slots(module)), parse_device("sim:0"))
-    with profile_transfers() as profile, torch.no_grad(), unit:
+    group = Engine().group("odd", list(iter_slots(module)), parse_device("sim:0"))
+    with profile_transfers() as profile, torch.no_grad(), group:
         pass
     assert profile.bytes == 12
     assert profile.copies == 1
@@ -353,9 +356,9 @@ def test_files_are_read_ahead_of_the_host_while_the_disk_is_slow(
 
     def run():
         with model.engine.forward():
-            for unit, block in zip(model.units, model.blocks, strict=True):
+            for group, block in zip(model.groups, model.blocks, strict=True):
                 weight = block.weight
-                with unit:
+                with group:
                     assert block.weight is weight
 
     run()
@@ -371,8 +374,8 @@ def test_small_files_are_left_to_the_system(sim, tmp_path, advice, monkeypatch):
     counts = itertools.count()
     monkeypatch.setattr("anydevice.transfer.engine.page_faults", lambda: next(counts))
     model = Offloaded(mapped_blocks(tmp_path, 3, nbytes=4096), "cpu")
-    for unit in model.units:
-        with unit:
+    for group in model.groups:
+        with group:
             pass
     model.engine.close()
     assert advice == []
@@ -381,8 +384,8 @@ def test_small_files_are_left_to_the_system(sim, tmp_path, advice, monkeypatch):
 def test_staged_weights_are_read_ahead(sim, tmp_path, advice):
     model = Offloaded(mapped_blocks(tmp_path, 3), "sim:0", prefetch_depth=1)
     with torch.no_grad(), model.engine.forward():
-        for unit in model.units:
-            with unit:
+        for group in model.groups:
+            with group:
                 pass
     model.engine.close()
     assert advice == [0, 1 << 20, 2 << 20]
@@ -391,6 +394,6 @@ def test_staged_weights_are_read_ahead(sim, tmp_path, advice):
 def test_a_file_that_is_gone_is_found_out_by_who_uses_it(sim, tmp_path):
     model = Offloaded(mapped_blocks(tmp_path, 2), "sim:0")
     (tmp_path / "weights").unlink()
-    with torch.no_grad(), model.units[0]:  # it is still mapped
+    with torch.no_grad(), model.groups[0]:  # it is still mapped
         assert not model.blocks[0].weight.any()
     model.engine.close()

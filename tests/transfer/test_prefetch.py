@@ -1,4 +1,4 @@
-"""Units travel ahead, whatever the order, and every missing wait would be seen.
+"""Groups travel ahead, whatever the order, and every missing wait would be seen.
 
 The simulator runs queued work as late as it may (``lazy``), in random orders, or truly beside
 (``thread``); what was not waited for reads as NaN.
@@ -63,16 +63,16 @@ def test_blocks_on_two_devices_take_turns(sim, x):
     blocks = make_blocks(6)
     machine(sim, "lazy")
     one = Offloaded(blocks, "sim:0", prefetch_depth=2)
-    for i, unit in enumerate(one.units):
+    for i, group in enumerate(one.groups):
         if i % 2:
-            other = Offloaded([blocks[i]], "sim:1").units[0]
-            unit.device, unit._place = other.device, other._place
+            other = Offloaded([blocks[i]], "sim:1").groups[0]
+            group.device, group._place = other.device, other._place
     for _ in range(3):
         y = x
         with torch.no_grad(), one.engine.forward():
-            for unit, block in zip(one.units, blocks, strict=True):
-                with unit:
-                    y = block(y.to(unit.device.torch))
+            for group, block in zip(one.groups, blocks, strict=True):
+                with group:
+                    y = block(y.to(group.device.torch))
         assert same(y, one.plain(x))
 
 
@@ -93,7 +93,7 @@ def test_a_steady_state_takes_no_memory_and_never_stops_the_host(sim, make, x, d
     counters = sim.counters(0)
     assert counters["device_allocs"] == counters["device_frees"] == counters["cache_clears"] == 0
     assert counters["host_syncs"] == 0
-    assert counters["h2d_copies"] == 3 * len(model.blocks)  # one for each unit
+    assert counters["h2d_copies"] == 3 * len(model.blocks)  # one for each group
     assert counters["d2h_copies"] == 0
 
 
@@ -210,16 +210,16 @@ def test_nothing_is_left_under_way_when_a_pass_ends_early(sim, make, x):
 def test_what_was_changed_after_it_set_out_sets_out_again(make, x):
     model = make(prefetch_depth=3)
     with torch.no_grad(), model.engine.forward():
-        model.units[0].enter()
-        model.units[0].leave()  # now the next three are under way
+        model.groups[0].enter()
+        model.groups[0].leave()  # now the next three are under way
         wanted = []
         for block in model.blocks[1:]:
             model.engine.settle()
             block.up.weight.mul_(2)
             block.down.bias.data = torch.ones(WIDTH)
             wanted.append(block.up.weight.clone())
-        for unit, block, weight in zip(model.units[1:], model.blocks[1:], wanted, strict=True):
-            with unit:
+        for group, block, weight in zip(model.groups[1:], model.blocks[1:], wanted, strict=True):
+            with group:
                 assert torch.equal(block.up.weight.cpu(), weight)
                 assert bool((block.down.bias.cpu() == 1).all())
 
@@ -322,19 +322,19 @@ def test_an_exception_in_the_middle_spoils_nothing(sim, x):
 
 def without(monkeypatch, which):
     """Take one kind of wait out of the engine."""
-    from anydevice.transfer.lane import Lane
-    from anydevice.transfer.shipment import Shipment
+    from anydevice.transfer.queue import DeviceQueue
+    from anydevice.transfer.transfer import Transfer
 
-    wait = Lane.wait
+    wait = DeviceQueue.wait
     if which == "arrival":
-        monkeypatch.setattr(Shipment, "arrive", lambda self, stream: self._queued.wait())
+        monkeypatch.setattr(Transfer, "arrive", lambda self, stream: self._queued.wait())
     elif which == "reuse":
 
         def forget(self, stream, event):
             if stream is not self.side:
                 wait(self, stream, event)
 
-        monkeypatch.setattr(Lane, "wait", forget)
+        monkeypatch.setattr(DeviceQueue, "wait", forget)
     elif which == "chunk":
         monkeypatch.setattr(
             "anydevice_conformance.simulator.backend.SimulatorBackend.synchronize_event",
@@ -367,7 +367,7 @@ def test_memory_that_was_just_freed_is_not_written_to_while_it_is_read(
         sim.configure(devices=1, memory="64MiB", mode="random", seed=seed)
         model, inputs = make(make_blocks(1)), x.to("sim:0")
         model(inputs)
-        nbytes = model.engine._runtime.lane(model.device).pool.total
+        nbytes = model.engine._runtime.queue(model.device).pool.total
         model.engine.close()
         torch.sim.empty_cache()
         torch.sim.synchronize(0)
@@ -375,7 +375,7 @@ def test_memory_that_was_just_freed_is_not_written_to_while_it_is_read(
         after = before
         for _ in range(4):
             after = after * before
-        del before  # the unit's buffer takes its memory
+        del before  # the group's buffer takes its memory
         model(inputs)
         right.append(bool((after.cpu() == 1).all()))
     assert all(right) is waits
@@ -383,9 +383,9 @@ def test_memory_that_was_just_freed_is_not_written_to_while_it_is_read(
 
 @pytest.mark.parametrize("waits", [True, False])
 def test_memory_that_is_given_back_is_not_written_to_any_more(sim, make, x, monkeypatch, waits):
-    from anydevice.transfer.lane import Lane
+    from anydevice.transfer.queue import DeviceQueue
 
-    wait = Lane.wait
+    wait = DeviceQueue.wait
 
     def forget(self, stream, event):
         if stream is self.side:
@@ -397,13 +397,13 @@ def test_memory_that_is_given_back_is_not_written_to_any_more(sim, make, x, monk
         model = make(make_blocks(3), prefetch_depth=2)
         model(x.to("sim:0"))
         with torch.no_grad():
-            model.units[0].enter()
-            model.units[0].leave()
+            model.groups[0].enter()
+            model.groups[0].leave()
         assert model.engine._runtime._ahead
         sizes = [s.buffer.nbytes for s in model.engine._runtime._ahead.values()]
         with monkeypatch.context() as patch:
             if not waits:
-                patch.setattr(Lane, "wait", forget)
+                patch.setattr(DeviceQueue, "wait", forget)
             model.engine.close()  # what is under way writes to memory that is free now
             others = [torch.full((n // 4,), 7.0, device="sim:0") for n in sizes * 2]
         torch.sim.synchronize(0)

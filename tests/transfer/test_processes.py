@@ -16,8 +16,8 @@ simulator.configure(devices=1, memory="64MiB", mode={mode!r}, h2d=5)
 from tests.transfer.conftest import Offloaded, make_blocks
 model = Offloaded(make_blocks(), prefetch_depth=3, pin_budget={budget!r})
 with torch.no_grad():
-    model.units[0].enter()
-    model.units[0].leave()
+    model.groups[0].enter()
+    model.groups[0].leave()
 assert model.engine._runtime._ahead
 print("under way", flush=True)
 {end}
@@ -74,8 +74,8 @@ def test_parent_and_child_of_a_fork_go_on(sim, x, mode, budget):
     model = Offloaded(make_blocks(), prefetch_depth=2, pin_budget=budget)
     wanted = model.plain(x)
     with torch.no_grad():
-        model.units[0].enter()
-        model.units[0].leave()
+        model.groups[0].enter()
+        model.groups[0].leave()
 
     def again():
         return [same(model(x), wanted), model.engine.close(), same(model(x), wanted)]

@@ -175,7 +175,7 @@ def hook_model(
     if skip_keys is None:
         skip_keys = getattr(model, "_skip_keys_device_placement", None)
     room = places.room()
-    engine = Engine(prefetch_depth=prefetch_depth, room=room or None)
+    engine = Engine(prefetch_depth=prefetch_depth, reserve=room or None)
     layout = Layout(
         execution=places.execution,
         main=places.main,

@@ -18,7 +18,7 @@ from anydevice.modules import own_device
 from anydevice.tensors import all_on_device, find_device, move_tensor, send_to_device
 from anydevice.text import list_some
 from anydevice.ties import gather_weights
-from anydevice.transfer import Engine, Unit
+from anydevice.transfer import Engine, OffloadGroup
 from anydevice.weights import Slot, iter_slots
 
 __all__ = ["AlignDevicesHook", "find_aliases"]
@@ -62,7 +62,7 @@ class AlignDevicesHook(ModelHook):
         skip_keys: str | list[str] | None = None,
         tied_params_map: dict[int, dict[torch.device, torch.Tensor]] | None = None,
         *,
-        unit: Unit | None = None,
+        unit: OffloadGroup | None = None,
         engine: Engine | None = None,
         passes: Engine | None = None,
         glue: bool | None = None,
@@ -94,7 +94,7 @@ class AlignDevicesHook(ModelHook):
         cls,
         execution: Device | None,
         *,
-        unit: Unit | None = None,
+        unit: OffloadGroup | None = None,
         slots: Sequence[Slot] = (),
         passes: Engine | None = None,
         glue: bool | None = None,
@@ -169,7 +169,7 @@ class AlignDevicesHook(ModelHook):
         away = [(name, slot) for name, slot in slots if rest(name, slot) == CPU and self.offload]
         if away:
             engine = self.engine if self.engine is not None else Engine()
-            self.unit = engine.unit(type(module).__name__, away, device)
+            self.unit = engine.group(type(module).__name__, away, device)
             self._aliases = find_aliases([slot for _, slot in away])
         return module
 

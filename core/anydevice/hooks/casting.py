@@ -12,7 +12,7 @@ from torch import nn
 from anydevice.devices import Device, parse_device
 from anydevice.hooks.base import ModelHook, add_hook_to_module
 from anydevice.hooks.units import computes_with_parts
-from anydevice.transfer import Engine, Unit
+from anydevice.transfer import Engine, OffloadGroup
 from anydevice.weights import Slot, exchange, iter_slots
 
 __all__ = ["LayerwiseCastingHook", "attach_layerwise_casting_hooks"]
@@ -38,7 +38,7 @@ class LayerwiseCastingHook(ModelHook):
         self.non_blocking = non_blocking
         self._engine = Engine(prefetch_depth=0)
         self._slots: list[tuple[str, Slot]] = []
-        self._units: dict[Device, Unit] = {}
+        self._units: dict[Device, OffloadGroup] = {}
 
     def init_hook(self, module: nn.Module) -> nn.Module:
         """Cast the module's weights to the storage dtype; the Parameters stay the same objects."""
@@ -67,7 +67,7 @@ class LayerwiseCastingHook(ModelHook):
         device = parse_device(first.device)
         unit = self._units.get(device)
         if unit is None:
-            unit = self._units[device] = self._engine.unit(
+            unit = self._units[device] = self._engine.group(
                 type(module).__name__, self._slots, device, compute_dtype=self.compute_dtype
             )
         with unit:

@@ -12,7 +12,7 @@ from anydevice.devices import CPU, Device, DeviceLike, first_accelerator, parse_
 from anydevice.hooks.base import ModelHook, remove_hook_from_module
 from anydevice.tensors import send_to_device
 from anydevice.ties import Weight, gather_weights
-from anydevice.transfer import carry, page_lock
+from anydevice.transfer import copy_batch, page_lock
 from anydevice.weights import iter_slots
 
 __all__ = ["CpuOffload", "UserCpuOffloadHook"]
@@ -64,7 +64,7 @@ class CpuOffload(ModelHook):
             weight.check_value()
         page_lock([w.tensor for w in weights if w.tensor.device == CPU.torch], self._device)
         resting = [weight.tensor.detach() for weight in weights]
-        arrived = carry(resting, self._device)
+        arrived = copy_batch(resting, self._device)
         for weight, host, new in zip(weights, resting, arrived, strict=True):
             weight.hold(new)
             if host.device == CPU.torch:

@@ -54,7 +54,7 @@ def align_module_device(
         yield
         return
     engine = Engine(prefetch_depth=0)
-    unit = engine.unit(type(module).__name__, list(iter_slots(module)), parse_device(device))
+    unit = engine.group(type(module).__name__, list(iter_slots(module)), parse_device(device))
     unit.compares = True
     try:
         with unit:

@@ -26,7 +26,7 @@ from anydevice.devices import Device
 from anydevice.hooks.align import AlignDevicesHook
 from anydevice.hooks.base import add_hook_to_module
 from anydevice.sizes import tensor_bytes
-from anydevice.transfer import Engine, Unit
+from anydevice.transfer import Engine, OffloadGroup
 from anydevice.weights import Slot, iter_slots
 
 __all__ = ["Layout", "attach_units", "computes_with_parts"]
@@ -200,18 +200,18 @@ class _Attaching:
         """Whether all parts run and rest on the main device, named one by one in the map."""
         return not node.size and node.places <= {None, self.layout.main}
 
-    def _unit(self, node: _Node, slots: list[tuple[str, Slot]]) -> Unit:
+    def _unit(self, node: _Node, slots: list[tuple[str, Slot]]) -> OffloadGroup:
         """A unit of all the slots, also those that are in place: they may be assigned to later."""
         device = node.place or self.layout.main
         rest = self.layout.resting
         places = {rest(n, s) for n, s in slots if _is_away(s, device.torch)} if rest else set()
         resting = places.pop() if len(places) == 1 else None
-        return self.engine.unit(node.name, slots, device, resting=resting)
+        return self.engine.group(node.name, slots, device, resting=resting)
 
     def _hook(
         self,
         node: _Node,
-        unit: Unit | None = None,
+        unit: OffloadGroup | None = None,
         slots: list[Slot] | None = None,
         *,
         glue: bool | None,

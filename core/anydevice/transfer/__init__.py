@@ -1,17 +1,17 @@
 """When weights move: one place decides, and hooks ask it. See docs/transfers.md."""
 
-from anydevice.transfer.carrying import carry, page_lock
+from anydevice.transfer.batched_copy import copy_batch, page_lock
 from anydevice.transfer.engine import Engine
-from anydevice.transfer.profile import TransferProfile, UnitTransfers, profile_transfers
+from anydevice.transfer.group import OffloadGroup
+from anydevice.transfer.profile import GroupTransfers, TransferProfile, profile_transfers
 from anydevice.transfer.settings import read_prefetch_depth
-from anydevice.transfer.unit import Unit
 
 __all__ = [
     "Engine",
+    "GroupTransfers",
+    "OffloadGroup",
     "TransferProfile",
-    "Unit",
-    "UnitTransfers",
-    "carry",
+    "copy_batch",
     "page_lock",
     "profile_transfers",
     "read_prefetch_depth",

@@ -12,66 +12,66 @@ from typing import Any, Final
 import torch
 
 from anydevice.devices import CPU, Device, DeviceLike
-from anydevice.transfer.order import Course, Lap
-from anydevice.transfer.reading import page_faults
+from anydevice.transfer.group import OffloadGroup
+from anydevice.transfer.readahead import page_faults
+from anydevice.transfer.residency import Residency
 from anydevice.transfer.runtime import Runtime
-from anydevice.transfer.settings import read_pin_budget, read_prefetch_depth, read_room
-from anydevice.transfer.shipment import Shipment
-from anydevice.transfer.unit import Unit
-from anydevice.transfer.visit import Visit
+from anydevice.transfer.settings import read_pin_budget, read_prefetch_depth, read_reserve
+from anydevice.transfer.trace import ExecutionTrace, ForwardPass
+from anydevice.transfer.transfer import Transfer
 from anydevice.weights import Slot
 
 __all__ = ["Engine"]
 
 
 class Engine:
-    """Brings the units of one model to their devices. May be copied and pickled.
+    """Brings the groups of one model to their devices. May be copied and pickled.
 
     How work is ordered without stopping the host is told in docs/transfers.md.
 
     Args:
-        prefetch_depth: how many units may travel ahead of the one that computes; 0 for none.
-        room: bytes, or such as ``"2GiB"``, kept free on each executing device for visiting units,
-            by any spelling of the device; None, or a device that is not named, stands for half of
-            what is free when the first unit comes. What must be there is brought whatever the room.
+        prefetch_depth: how many groups may travel ahead of the one that computes; 0 for none.
+        reserve: bytes, or such as ``"2GiB"``, kept free on each executing device for offloaded
+            weights, by any spelling of the device; None, or a device that is not named: half of
+            what is free when the first group is loaded. A group that is needed now may exceed it.
         pin_budget: bytes, or such as ``"16GiB"``, of host memory that may be page-locked for
             resting weights; None for half of what is free when it is first needed.
 
     Raises:
         OptionError: ``prefetch_depth`` is not a whole number from 0 up.
         BudgetError: a size cannot be read.
-        UnknownDeviceError: a device of ``room`` cannot be read.
+        UnknownDeviceError: a device of ``reserve`` cannot be read.
     """
 
     def __init__(
         self,
         *,
         prefetch_depth: int = 1,
-        room: Mapping[DeviceLike, int | str] | Mapping[Device, int] | None = None,
+        reserve: Mapping[DeviceLike, int | str] | Mapping[Device, int] | None = None,
         pin_budget: int | str | None = None,
     ) -> None:
         self.prefetch_depth = read_prefetch_depth(prefetch_depth)
-        self.room = read_room(room)
+        self.reserve = read_reserve(reserve)
         self.pin_budget = read_pin_budget(pin_budget)
         self._reset()
 
     def _reset(self) -> None:
         self._lock = threading.RLock()
-        #: Twins that stand in slots now, by id.
-        self._standing: dict[int, Visit] = {}
-        self._course = Course()
-        self._laps: dict[int, Lap] = {}
+        #: Device copies that stand in slots now, by id.
+        self._standing: dict[int, Residency] = {}
+        self._trace = ExecutionTrace()
+        self._passes: dict[int, ForwardPass] = {}
         self._faults = page_faults()
         self._renew_runtime()
         _engines.add(self)
 
     def _renew_runtime(self) -> None:
-        self._runtime = Runtime(self.room or {}, self.pin_budget)
+        self._runtime = Runtime(self.reserve or {}, self.pin_budget)
         self._closer = weakref.finalize(self, self._runtime.close, wait=False)
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy has its settings alone."""
-        return {n: getattr(self, n) for n in ("prefetch_depth", "room", "pin_budget")}
+        return {n: getattr(self, n) for n in ("prefetch_depth", "reserve", "pin_budget")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -79,7 +79,7 @@ class Engine:
 
     # ------------------------------------------------------------------ for hooks
 
-    def unit(
+    def group(
         self,
         name: str,
         slots: Sequence[tuple[str, Slot]],
@@ -87,18 +87,18 @@ class Engine:
         *,
         compute_dtype: torch.dtype | None = None,
         resting: Device | None = None,
-    ) -> Unit:
-        """Make a unit: weights that travel together. Make them in the order of execution.
+    ) -> OffloadGroup:
+        """Make a group: weights that travel together. Make them in the order of execution.
 
         Args:
             name: of the module, for messages.
             slots: full names of the weights, and where they stand.
             device: where they are needed.
             compute_dtype: the dtype that floating-point weights have there; None for their own.
-            resting: where they rest by plan. On ``cpu``, weights that are views of a file may be
-                page-locked in memory too; on ``disk``, or not said, they stay in their file.
+            resting: the offload device. With ``cpu``, weights that are views of a file may be
+                page-locked in memory too; with ``disk``, or None, they stay in their file.
         """
-        return Unit(self, name, slots, device, compute_dtype, resting == CPU)
+        return OffloadGroup(self, name, slots, device, compute_dtype, resting == CPU)
 
     @contextlib.contextmanager
     def forward(self) -> Iterator[None]:
@@ -116,20 +116,20 @@ class Engine:
         weights may be changed in ways that nobody can see (``weight.data.mul_(2)``).
         """
         with self._lock:
-            lap = self._lap(threading.get_ident())
-            if lap.depth == 0:
-                self._finish(lap)
-            lap.depth += 1
+            current = self._current_pass(threading.get_ident())
+            if current.depth == 0:
+                self._finish(current)
+            current.depth += 1
 
     def end_pass(self) -> None:
         """Say that the call has ended, also when it failed."""
         thread = threading.get_ident()
         with self._lock:
-            lap = self._lap(thread)
-            lap.depth -= 1
-            if lap.depth == 0:
-                self._finish(lap)
-                self._laps.pop(thread, None)
+            current = self._current_pass(thread)
+            current.depth -= 1
+            if current.depth == 0:
+                self._finish(current)
+                self._passes.pop(thread, None)
 
     def settle(self) -> None:
         """Wait until nothing that travels reads resting weights any more.
@@ -147,73 +147,75 @@ class Engine:
             self._runtime.close(wait=True)
             self._renew_runtime()
 
-    # ------------------------------------------------------------------ for units, under the lock
+    # ------------------------------------------------------------------ for groups, under the lock
 
-    def _lap(self, thread: int) -> Lap:
-        lap = self._laps.get(thread)
-        if lap is None:
-            if len(self._laps) > _MOST_LAPS:  # threads that are gone, most likely
-                self._laps.clear()
-            lap = self._laps[thread] = Lap(self._course)
-        return lap
+    def _current_pass(self, thread: int) -> ForwardPass:
+        current = self._passes.get(thread)
+        if current is None:
+            if len(self._passes) > _MOST_PASSES:  # threads that are gone, most likely
+                self._passes.clear()
+            current = self._passes[thread] = ForwardPass(self._trace)
+        return current
 
-    def _finish(self, lap: Lap) -> None:
-        lap.finish()
-        self._runtime.cancel(lambda shipment: shipment.owner == id(lap))
+    def _finish(self, current: ForwardPass) -> None:
+        current.finish()
+        self._runtime.cancel(lambda transfer: transfer.owner == id(current))
 
-    def _step(self, unit: Unit) -> Lap:
-        """A unit is entered by the calling thread."""
-        lap = self._lap(threading.get_ident())
-        if lap.step(unit):
-            self._runtime.cancel(lambda s: s.owner == id(lap) and s.unit != id(unit))
-        return lap
+    def _step(self, group: OffloadGroup) -> ForwardPass:
+        """A group is entered by the calling thread."""
+        current = self._current_pass(threading.get_ident())
+        if current.step(group):
+            self._runtime.cancel(lambda s: s.owner == id(current) and s.group != id(group))
+        return current
 
-    def _prefetch(self, lap: Lap) -> None:
-        """Let the next units set out."""
+    def _prefetch(self, current: ForwardPass) -> None:
+        """Let the next groups set out."""
         if not self.prefetch_depth:
             return
-        upcoming = lap.upcoming(self.prefetch_depth)
-        wanted = {id(unit) for unit in upcoming}
-        for unit in upcoming:
-            if not self._runtime.send_ahead(unit, id(lap), wanted):
+        upcoming = current.upcoming(self.prefetch_depth)
+        wanted = {id(group) for group in upcoming}
+        for group in upcoming:
+            if not self._runtime.send_ahead(group, id(current), wanted):
                 return
 
-    def _pass_on_host(self, unit: Unit) -> None:
-        """A unit computes on the host, from weights that are views of files.
+    def _pass_on_host(self, group: OffloadGroup) -> None:
+        """A group computes on the host, from weights that are views of files.
 
-        While the disk is being read at all, the next units are read ahead.
+        While the disk is being read at all, the next groups are read ahead.
         """
         faults = page_faults()
         with self._lock:
-            lap = self._step(unit)
+            current = self._step(group)
             if faults != self._faults:
                 self._faults = faults
-                for following in lap.upcoming(max(1, self.prefetch_depth)):
+                for following in current.upcoming(max(1, self.prefetch_depth)):
                     self._runtime.read_ahead(following)
 
-    def _claim(self, unit: Unit, rests: list[torch.Tensor]) -> Shipment | None:
-        """What travels, or has arrived, for a unit; it sets out now where it has not before."""
-        return self._runtime.claim(unit, rests, id(self._laps.get(threading.get_ident())))
+    def _claim(self, group: OffloadGroup, originals: list[torch.Tensor]) -> Transfer | None:
+        """What travels, or has arrived, for a group; it sets out now where it has not before."""
+        return self._runtime.claim(group, originals, id(self._passes.get(threading.get_ident())))
 
-    def _end(self, visit: Visit) -> None:
-        """A visit's last call is over."""
-        twins = [id(guest.twin) for guest in visit.guests]  # no twin may stay in a variable here
+    def _end(self, residency: Residency) -> None:
+        """A residency's last call is over."""
+        copies = [
+            id(swap.copy) for swap in residency.swapped
+        ]  # no copy may stay in a variable here
         try:
-            visit.end()
+            residency.end()
         finally:
-            for twin in twins:
-                self._standing.pop(twin, None)
+            for copy in copies:
+                self._standing.pop(copy, None)
 
     def _abandon(self) -> None:
         """In the child of a fork: its threads and its device's work are not there."""
         self._lock = threading.RLock()
         self._closer.detach()
         _left_behind.append(self._runtime)
-        self._laps = {}
+        self._passes = {}
         self._renew_runtime()
 
 
-_MOST_LAPS: Final = 64
+_MOST_PASSES: Final = 64
 _engines: Final[weakref.WeakSet[Engine]] = weakref.WeakSet()
 #: What a forked child must not free: memory of devices that are its parent's.
 _left_behind: Final[list[Runtime]] = []

@@ -11,7 +11,7 @@ from anydevice import registry
 from anydevice.backend import DeviceBackend
 from anydevice.checkpoint.mapped import backing_of
 from anydevice.devices import CPU
-from anydevice.transfer.layout import align, count_owners, travels_as_bytes
+from anydevice.transfer.copy_plan import align, count_owners, travels_as_bytes
 
 __all__ = ["PinBudget", "pin_resting"]
 
@@ -37,7 +37,7 @@ class PinBudget:
 
 
 def pin_resting(
-    rests: Sequence[torch.Tensor], backend: DeviceBackend, budget: PinBudget, *, mapped: bool
+    originals: Sequence[torch.Tensor], backend: DeviceBackend, budget: PinBudget, *, mapped: bool
 ) -> torch.Tensor | None:
     """Move the data of resting weights to one block of page-locked memory.
 
@@ -46,7 +46,7 @@ def pin_resting(
     process), and those that are page-locked already.
 
     Args:
-        rests: the weights, each once.
+        originals: the weights, each once.
         backend: pins memory.
         budget: what this may cost.
         mapped: whether weights that are views of a file are wanted in memory, too.
@@ -54,7 +54,7 @@ def pin_resting(
     Returns:
         The block; None when nothing was moved.
     """
-    chosen = [t for t in rests if _may_move(t) and (mapped or backing_of(t) is None)]
+    chosen = [t for t in originals if _may_move(t) and (mapped or backing_of(t) is None)]
     offsets = [0]
     for tensor in chosen:
         offsets.append(offsets[-1] + align(tensor.nbytes))

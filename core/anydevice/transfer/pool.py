@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from anydevice.transfer.layout import ALIGNMENT, count_owners
+from anydevice.transfer.copy_plan import ALIGNMENT, count_owners
 
 if TYPE_CHECKING:
-    from anydevice.transfer.lane import Lane
+    from anydevice.transfer.queue import DeviceQueue
 
 __all__ = ["Buffer", "Pool"]
 
 _MIB: Final = 1 << 20
-#: Where the limit has room for so many buffers, one more or less does not matter.
+#: Where the limit has reserve for so many buffers, one more or less does not matter.
 _AMPLE: Final = 8
 
 
@@ -70,15 +70,15 @@ class Pool:
     """The buffers of one device.
 
     The limit is for bytes of weights, as budgets are: padding does not count, no more than it does
-    where weights rest.
+    where weights original.
 
     Attributes:
         total: bytes that the buffers have together, used or free.
         padding: how many of them are no weight's.
     """
 
-    def __init__(self, lane: Lane) -> None:
-        self._lane = lane
+    def __init__(self, queue: DeviceQueue) -> None:
+        self._queue = queue
         self._free: list[Buffer] = []  # the one that was given back first comes first
         self.total = 0
         self.padding = 0
@@ -106,12 +106,12 @@ class Pool:
             self._drop(self._free.pop(0))
         if ahead and not self._fits(weights):
             return None
-        flat = self._lane.allocate(size)
-        home = self._lane.here()
+        flat = self._queue.allocate(size)
+        home = self._queue.here()
         self.total += size
         self.padding += padding
         # The memory may have been another tensor's, whose last reader is still queued there.
-        return Buffer(flat, padding, home, [self._lane.mark(home)])
+        return Buffer(flat, padding, home, [self._queue.mark(home)])
 
     def give_back(self, buffer: Buffer, after: list[Any]) -> None:
         """Let a buffer serve others, after some events."""
@@ -129,14 +129,14 @@ class Pool:
     def _round(self, nbytes: int, padding: int) -> int:
         """Near sizes are made equal, so that one buffer serves many.
 
-        But not at a cost: the limit has room for as many buffers as without, and a device that ran
-        out of memory gives no byte more than is needed.
+        The limit still has space for as many buffers as without, and on a device that ran out of
+        memory nothing is rounded up.
         """
-        if self._lane.tight:
+        if self._queue.tight:
             return nbytes
         step = 2 * _MIB if nbytes > _MIB else 512
         size = -(-nbytes // step) * step
-        limit, weights = self._lane.limit, max(1, nbytes - padding)
+        limit, weights = self._queue.limit, max(1, nbytes - padding)
         if limit is None or limit >= _AMPLE * size:
             return size
         if weights > limit:
@@ -145,7 +145,7 @@ class Pool:
         return max(nbytes, min(size, share // ALIGNMENT * ALIGNMENT))
 
     def _fits(self, weights: int) -> bool:
-        limit = self._lane.limit
+        limit = self._queue.limit
         return limit is None or self.total - self.padding + weights <= limit
 
     def _best(self, size: int, within: int | None = None) -> Buffer | None:
@@ -157,6 +157,6 @@ class Pool:
     def _drop(self, buffer: Buffer) -> None:
         # The allocator hands freed memory to the next tensor of its stream at once.
         for event in buffer.after:
-            self._lane.wait(buffer.home, event)
+            self._queue.wait(buffer.home, event)
         self.total -= buffer.nbytes
         self.padding -= buffer.padding

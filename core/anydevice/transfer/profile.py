@@ -10,18 +10,18 @@ import contextlib
 import dataclasses
 import json
 import os
-import queue
 import threading
 import time
 from collections.abc import Iterator
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from anydevice.text import lay_out_table
 
 if TYPE_CHECKING:
-    from anydevice.transfer.lane import Lane
+    from anydevice.transfer.queue import DeviceQueue
 
-__all__ = ["Span", "TransferProfile", "UnitTransfers", "active", "profile_transfers"]
+__all__ = ["GroupTransfers", "Span", "TransferProfile", "active", "profile_transfers"]
 
 
 @dataclasses.dataclass
@@ -29,18 +29,18 @@ class Span:
     """A time that something took; seconds since the profile began.
 
     Attributes:
-        unit: its name.
+        group: its name.
         device: where its weights were needed.
-        row: ``"link"`` for a journey, ``"compute"`` for the time that twins stood in the slots.
+        row: ``"link"`` for a journey, ``"compute"`` for the time that copies stood in the slots.
         nbytes: that travelled.
         copies: that it took.
         ahead: whether it set out before it was needed.
         begin: when the device got to it; None where that was not seen.
         end: when the device was done.
-        link: of a visit: the journey that it needed.
+        link: of a residency: the journey that it needed.
     """
 
-    unit: str
+    group: str
     device: str
     row: str
     nbytes: int = 0
@@ -57,20 +57,20 @@ class Span:
 
     @property
     def waited(self) -> float:
-        """How long the device stood still for a visit's weights, in seconds."""
+        """How long the device stood still for a residency's weights, in seconds."""
         if self.link is None or self.link.end is None or self.begin is None:
             return 0.0
         return max(0.0, self.link.end - self.begin)
 
 
 @dataclasses.dataclass(frozen=True)
-class UnitTransfers:
-    """What a unit's weights cost.
+class GroupTransfers:
+    """What a group's weights cost.
 
     Attributes:
-        unit: its name.
+        group: its name.
         device: where they were needed.
-        visits: how often.
+        uses: how often.
         ahead: how many of these had set out before.
         bytes: that travelled.
         copies: that it took.
@@ -78,9 +78,9 @@ class UnitTransfers:
         waited: seconds for which the device stood still for them.
     """
 
-    unit: str
+    group: str
     device: str
-    visits: int
+    uses: int
     ahead: int
     bytes: int
     copies: int
@@ -101,12 +101,12 @@ class TransferProfile:
     # ------------------------------------------------------------------ results
 
     @property
-    def units(self) -> list[UnitTransfers]:
-        """What each unit cost, in the order in which they first came."""
+    def groups(self) -> list[GroupTransfers]:
+        """What each group cost, in the order in which they first came."""
         groups: dict[tuple[str, str], list[Span]] = {}
         for span in self._spans:
-            groups.setdefault((span.unit, span.device), []).append(span)
-        return [_sum(unit, device, spans) for (unit, device), spans in groups.items()]
+            groups.setdefault((span.group, span.device), []).append(span)
+        return [_sum(group, device, spans) for (group, device), spans in groups.items()]
 
     @property
     def bytes(self) -> int:
@@ -130,20 +130,20 @@ class TransferProfile:
         return max(0.0, 1.0 - self.waited / seconds) if seconds else 0.0
 
     def table(self) -> str:
-        """A line for each unit, and the sum."""
-        head = ("UNIT", "DEVICE", "VISITS", "AHEAD", "MB", "COPIES", "COPY ms", "WAITED ms")
-        units = self.units
-        rows = [head, *(_row(u) for u in units)]
+        """A line for each group, and the sum."""
+        head = ("GROUP", "DEVICE", "USES", "AHEAD", "MB", "COPIES", "COPY ms", "WAITED ms")
+        groups = self.groups
+        rows = [head, *(_row(u) for u in groups)]
         rows.append(
             _row(
-                UnitTransfers(
+                GroupTransfers(
                     "all",
                     "",
-                    sum(u.visits for u in units),
-                    sum(u.ahead for u in units),
+                    sum(u.uses for u in groups),
+                    sum(u.ahead for u in groups),
                     self.bytes,
                     self.copies,
-                    sum(u.seconds for u in units),
+                    sum(u.seconds for u in groups),
                     self.waited,
                 )
             )
@@ -157,7 +157,7 @@ class TransferProfile:
         """Write a trace for chrome://tracing or ui.perfetto.dev."""
         events = [
             {
-                "name": span.unit,
+                "name": span.group,
                 "cat": span.row,
                 "ph": "X",
                 "ts": span.begin * 1e6,
@@ -174,33 +174,35 @@ class TransferProfile:
 
     # ------------------------------------------------------------------ for the engine
 
-    def departs(self, lane: Lane, unit: str, nbytes: int, copies: int, ahead: bool) -> Span:
-        """A shipment sets out on the lane's side stream."""
-        span = Span(unit, str(lane.device), "link", nbytes, copies, ahead)
+    def departs(
+        self, queue: DeviceQueue, group: str, nbytes: int, copies: int, ahead: bool
+    ) -> Span:
+        """A transfer sets out on the queue's side stream."""
+        span = Span(group, str(queue.device), "link", nbytes, copies, ahead)
         self._note(span)
-        self._watch(lane, lane.side, span, "begin")
+        self._watch(queue, queue.side, span, "begin")
         return span
 
-    def arrives(self, span: Span, lane: Lane, event: Any) -> None:
-        """All copies of a shipment are queued; the event tells when they are over."""
-        self._watch_event(lane, "side", event, span, "end")
+    def arrives(self, span: Span, queue: DeviceQueue, event: Any) -> None:
+        """All copies of a transfer are queued; the event tells when they are over."""
+        self._watch_event(queue, "side", event, span, "end")
 
-    def travels_alone(self, lane: Lane, unit: str, nbytes: int) -> Span:
+    def travels_alone(self, queue: DeviceQueue, group: str, nbytes: int) -> Span:
         """A tensor travels by itself, while the host waits."""
-        span = Span(unit, str(lane.device), "link", nbytes, 1, begin=self._now())
+        span = Span(group, str(queue.device), "link", nbytes, 1, begin=self._now())
         self._note(span)
         return span
 
-    def enters(self, lane: Lane, unit: str) -> Span:
-        """A visit begins on the calling thread's current stream."""
-        span = Span(unit, str(lane.device), "compute")
+    def enters(self, queue: DeviceQueue, group: str) -> Span:
+        """A residency begins on the calling thread's current stream."""
+        span = Span(group, str(queue.device), "compute")
         self._note(span)
-        self._watch(lane, lane.here(), span, "begin")
+        self._watch(queue, queue.here(), span, "begin")
         return span
 
-    def leaves(self, span: Span, lane: Lane) -> None:
-        """A visit ends."""
-        self._watch(lane, lane.here(), span, "end")
+    def leaves(self, span: Span, queue: DeviceQueue) -> None:
+        """A residency ends."""
+        self._watch(queue, queue.here(), span, "end")
 
     def now(self, span: Span) -> None:
         """What the host waited for is over."""
@@ -213,20 +215,22 @@ class TransferProfile:
         with self._lock:
             self._spans.append(span)
 
-    def _watch(self, lane: Lane, stream: Any, span: Span, field: str) -> None:
-        key = "side" if stream is lane.side and stream is not None else str(stream)
-        self._watch_event(lane, key, lane.mark(stream), span, field)
+    def _watch(self, queue: DeviceQueue, stream: Any, span: Span, field: str) -> None:
+        key = "side" if stream is queue.side and stream is not None else str(stream)
+        self._watch_event(queue, key, queue.mark(stream), span, field)
 
-    def _watch_event(self, lane: Lane, key: str, event: Any, span: Span, field: str) -> None:
+    def _watch_event(
+        self, queue: DeviceQueue, key: str, event: Any, span: Span, field: str
+    ) -> None:
         if event is None:
             setattr(span, field, self._now())
             return
         with self._lock:
             if self._ended:
                 return
-            watcher = self._watchers.get((lane.device, key))
+            watcher = self._watchers.get((queue.device, key))
             if watcher is None:
-                watcher = self._watchers[lane.device, key] = _Watcher(lane, self._now)
+                watcher = self._watchers[queue.device, key] = _Watcher(queue, self._now)
             watcher.marks.put((event, span, field))
 
     def _close(self) -> None:
@@ -240,9 +244,9 @@ class TransferProfile:
 class _Watcher:
     """Waits for one mark of a stream after the other."""
 
-    def __init__(self, lane: Lane, now: Any) -> None:
-        self.marks: queue.SimpleQueue[tuple[Any, Span, str] | None] = queue.SimpleQueue()
-        self._wait, self._now = lane.backend.synchronize_event, now
+    def __init__(self, queue: DeviceQueue, now: Any) -> None:
+        self.marks: SimpleQueue[tuple[Any, Span, str] | None] = SimpleQueue()
+        self._wait, self._now = queue.backend.synchronize_event, now
         self.thread = threading.Thread(target=self._run, name="anydevice-profile", daemon=True)
         self.thread.start()
 
@@ -253,31 +257,31 @@ class _Watcher:
             setattr(span, field, self._now())
 
 
-def _sum(unit: str, device: str, spans: list[Span]) -> UnitTransfers:
+def _sum(group: str, device: str, spans: list[Span]) -> GroupTransfers:
     journeys = [span for span in spans if span.row == "link"]
-    visits = [span for span in spans if span.row == "compute"]
-    return UnitTransfers(
-        unit,
+    uses = [span for span in spans if span.row == "compute"]
+    return GroupTransfers(
+        group,
         device,
-        len(visits),
+        len(uses),
         sum(span.ahead for span in journeys),
         sum(span.nbytes for span in journeys),
         sum(span.copies for span in journeys),
         sum(span.seconds for span in journeys),
-        sum(span.waited for span in visits),
+        sum(span.waited for span in uses),
     )
 
 
-def _row(unit: UnitTransfers) -> tuple[str, ...]:
+def _row(group: GroupTransfers) -> tuple[str, ...]:
     return (
-        unit.unit or "(root)",
-        unit.device,
-        str(unit.visits),
-        str(unit.ahead),
-        f"{unit.bytes / 1e6:.1f}",
-        str(unit.copies),
-        f"{unit.seconds * 1e3:.2f}",
-        f"{unit.waited * 1e3:.2f}",
+        group.group or "(root)",
+        group.device,
+        str(group.uses),
+        str(group.ahead),
+        f"{group.bytes / 1e6:.1f}",
+        str(group.copies),
+        f"{group.seconds * 1e3:.2f}",
+        f"{group.waited * 1e3:.2f}",
     )
 
 

@@ -9,31 +9,31 @@ from anydevice.devices import Device, same_devices
 from anydevice.errors import BudgetError
 from anydevice.text import parse_bytes, whole_number
 
-__all__ = ["read_pin_budget", "read_prefetch_depth", "read_room"]
+__all__ = ["read_pin_budget", "read_prefetch_depth", "read_reserve"]
 
 
 def read_prefetch_depth(depth: Any) -> int:
-    """Read how many units travel ahead.
+    """Read how many groups travel ahead.
 
     Raises:
         OptionError: it is not a whole number from 0 up.
     """
-    return whole_number("prefetch_depth", depth, 0, "how many units travel ahead")
+    return whole_number("prefetch_depth", depth, 0, "how many groups travel ahead")
 
 
-def read_room(room: Mapping[Any, Any] | None) -> dict[Device, int] | None:
+def read_reserve(reserve: Mapping[Any, Any] | None) -> dict[Device, int] | None:
     """Read the bytes kept free for visitors.
 
     Raises:
         BudgetError: a size cannot be read.
         UnknownDeviceError: a device cannot be read, or is named twice.
     """
-    if room is None:
+    if reserve is None:
         return None
-    if not isinstance(room, Mapping):
-        raise BudgetError(f"room is {room!r}; it must be a dict of device to size")
-    sizes = {key: _read(size, f"room[{key!r}]") for key, size in room.items()}
-    return same_devices(sizes, "room")
+    if not isinstance(reserve, Mapping):
+        raise BudgetError(f"reserve is {reserve!r}; it must be a dict of device to size")
+    sizes = {key: _read(size, f"reserve[{key!r}]") for key, size in reserve.items()}
+    return same_devices(sizes, "reserve")
 
 
 def read_pin_budget(size: Any) -> int | None:

@@ -1,4 +1,4 @@
-"""Weights that are not page-locked: threads carry them over a small ring of chunks that is.
+"""Weights that are not page-locked: threads copy them through a small ring of chunks that are.
 
 A reader copies from the weights, perhaps from the disk, into a free chunk and queues the chunk's
 journey to the device; meanwhile other readers fill other chunks. So disk, link and compute work at
@@ -8,21 +8,21 @@ once, and little memory is page-locked.
 from __future__ import annotations
 
 import concurrent.futures
-import queue
 from collections.abc import Callable, Iterator, Sequence
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
 
 import torch
 
 from anydevice.backend import DeviceBackend
-from anydevice.transfer.layout import ALIGNMENT
+from anydevice.transfer.copy_plan import ALIGNMENT
 
 if TYPE_CHECKING:
-    from anydevice.transfer.lane import Lane
+    from anydevice.transfer.queue import DeviceQueue
 
-_Chunks: TypeAlias = "queue.SimpleQueue[tuple[torch.Tensor, Any]]"
+_Chunks: TypeAlias = "SimpleQueue[tuple[torch.Tensor, Any]]"
 
-__all__ = ["CHUNK", "Carrier", "Load", "Stager", "divide"]
+__all__ = ["CHUNK", "ChunkReceiver", "Load", "Stager", "divide"]
 
 #: Bytes of a chunk: long enough that a copy's start does not count, short enough that the first
 #: one is soon under way.
@@ -46,7 +46,7 @@ class Load(NamedTuple):
     parts: list[tuple[torch.Tensor, int]]
 
 
-class Carrier(Protocol):
+class ChunkReceiver(Protocol):
     """Whom a reader works for."""
 
     def is_wanted(self) -> bool:
@@ -56,7 +56,7 @@ class Carrier(Protocol):
         """Queue the journey of a chunk's bytes; return the event after which it is over."""
 
     def fail(self, error: BaseException) -> None:
-        """Take note that a load could not be carried."""
+        """Take note that a load could not be copied."""
 
 
 def divide(sources: Sequence[tuple[torch.Tensor, int]], chunk: int) -> Iterator[Load]:
@@ -72,7 +72,7 @@ def divide(sources: Sequence[tuple[torch.Tensor, int]], chunk: int) -> Iterator[
         done = 0
         while done < source.numel():
             at = offset + done
-            # Padding may be carried along; a gap of `ALIGNMENT` may be the place of a weight that
+            # Padding may be copied along; a gap of `ALIGNMENT` may be the place of a weight that
             # is page-locked and travels without us.
             if parts and (at - end >= ALIGNMENT or at - start >= chunk):
                 yield Load(start, end - start, parts)
@@ -90,11 +90,11 @@ def divide(sources: Sequence[tuple[torch.Tensor, int]], chunk: int) -> Iterator[
 class Stager:
     """The readers and chunks of one device."""
 
-    def __init__(self, lane: Lane) -> None:
-        self._lane = lane
+    def __init__(self, queue: DeviceQueue) -> None:
+        self._queue = queue
         self._readers: concurrent.futures.ThreadPoolExecutor | None = None
         #: Free chunks, and the event of the journey that each made last.
-        self._chunks: _Chunks = queue.SimpleQueue()
+        self._chunks: _Chunks = SimpleQueue()
         self._size = 0
 
     def prepare(self, nbytes: int) -> int:
@@ -105,21 +105,21 @@ class Stager:
         """
         size = min(CHUNK, max(_SMALLEST, 1 << (nbytes - 1).bit_length()))
         if size > self._size:
-            pin = self._lane.backend.pin_memory
+            pin = self._queue.backend.pin_memory
             try:
                 chunks = [pin(torch.empty(size, dtype=torch.uint8)) for _ in range(_CHUNKS)]
             except RuntimeError:
                 return self._size
-            self._chunks = queue.SimpleQueue()  # readers bring the old ones back to the old queue
+            self._chunks = SimpleQueue()  # readers bring the old ones back to the old queue
             for chunk in chunks:
                 self._chunks.put((chunk, None))
             self._size = size
         return self._size
 
-    def send(self, load: Load, carrier: Carrier) -> None:
-        """Let a reader carry a load; no larger than `prepare` said."""
+    def send(self, load: Load, receiver: ChunkReceiver) -> None:
+        """Let a reader copy a load; no larger than `prepare` said."""
         chunks = self._chunks
-        self.submit(lambda: _carry(load, carrier, chunks, self._lane.backend))
+        self.submit(lambda: _copy_chunk(load, receiver, chunks, self._queue.backend))
 
     def submit(self, work: Callable[[], None]) -> None:
         """Let a reader do something."""
@@ -138,21 +138,23 @@ class Stager:
         if self._readers is not None:
             self._readers.shutdown(wait=wait)
         self._readers = None
-        self._chunks = queue.SimpleQueue()
+        self._chunks = SimpleQueue()
         self._size = 0
 
 
-def _carry(load: Load, carrier: Carrier, chunks: _Chunks, backend: DeviceBackend) -> None:
+def _copy_chunk(
+    load: Load, receiver: ChunkReceiver, chunks: _Chunks, backend: DeviceBackend
+) -> None:
     chunk, event = chunks.get()
     try:
         if event is not None:  # its last load may still be on the way
             backend.synchronize_event(event)
         event = None
-        if carrier.is_wanted():
+        if receiver.is_wanted():
             for source, offset in load.parts:
                 chunk.narrow(0, offset, source.numel()).copy_(source)
-            event = carrier.deliver(load, chunk.narrow(0, 0, load.nbytes))
+            event = receiver.deliver(load, chunk.narrow(0, 0, load.nbytes))
     except BaseException as error:  # noqa: BLE001 - it is raised where the weights are needed
-        carrier.fail(error)
+        receiver.fail(error)
     finally:
         chunks.put((chunk, event))

@@ -1,4 +1,4 @@
-"""A unit: weights that travel together."""
+"""A group: weights that travel together."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ import torch
 from anydevice.devices import CPU, Device
 from anydevice.errors import UnplacedWeightError
 from anydevice.transfer import profile
-from anydevice.transfer.layout import Layout
-from anydevice.transfer.reading import is_worth_reading_ahead
-from anydevice.transfer.twins import is_lazy, make_twin, twins_of_data
-from anydevice.transfer.visit import Guest, Visit
+from anydevice.transfer.copy_plan import CopyPlan
+from anydevice.transfer.device_copy import copies_of_data, is_lazy, make_device_copy
+from anydevice.transfer.readahead import is_worth_reading_ahead
+from anydevice.transfer.residency import Residency, SwappedTensor
 from anydevice.weights import Slot
 
 if TYPE_CHECKING:
     from anydevice.transfer.engine import Engine
-    from anydevice.transfer.lane import Lane
-    from anydevice.transfer.shipment import Shipment
+    from anydevice.transfer.queue import DeviceQueue
+    from anydevice.transfer.transfer import Transfer
 
-__all__ = ["Unit"]
+__all__ = ["OffloadGroup"]
 
 
-class Unit:
-    """Weights that are on one device while a module runs. Made by `Engine.unit`.
+class OffloadGroup:
+    """Weights that are on one device while a module runs. Made by `Engine.group`.
 
-    Between `enter` and `leave` the slots hold twins on `device`; else the resting tensors, which
+    Between `enter` and `leave` the slots hold copies on `device`; else the resting tensors, which
     are looked up at each `enter`, so assigning or loading weights needs no word to anyone.
 
     May be entered by several threads, and again by a thread that is inside; also a context manager.
@@ -39,8 +39,8 @@ class Unit:
         names: of the weights, in the order of `slots`.
         slots: where they stand.
         device: where they are needed.
-        compute_dtype: the twins' dtype, for floating-point weights; None keeps each one's own.
-        compares: whether writes to the twins' ``.data``, of which nothing tells, are found by
+        compute_dtype: the copies' dtype, for floating-point weights; None keeps each one's own.
+        compares: whether writes to the copies' ``.data``, of which nothing tells, are found by
             comparing when they leave.
     """
 
@@ -67,15 +67,15 @@ class Unit:
     def _reset(self) -> None:
         self._place = self.device.torch
         #: What each thread's calls hold, innermost last.
-        self._held: dict[int, list[list[Visit]]] = {}
-        # What the engine knows of the unit.
-        self.luck = 0
-        self.layout: tuple[Any, Layout] | None = None
+        self._held: dict[int, list[list[Residency]]] = {}
+        # What the engine knows of the group.
+        self.prefetch_score = 0
+        self.plan: tuple[Any, CopyPlan] | None = None
         self.was_pinned = False
         self.block: torch.Tensor | None = None
         #: Whether it computes on the host from weights in files; None: not known yet.
         self._is_mapped: bool | None = None if self.device == CPU else False
-        self._engine._course.add(self)
+        self._engine._trace.add(self)
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy has no calls inside."""
@@ -86,7 +86,7 @@ class Unit:
         self._reset()
 
     def __repr__(self) -> str:
-        return f"<Unit {self.name!r}: {len(self.slots)} tensors for {self.device}>"
+        return f"<OffloadGroup {self.name!r}: {len(self.slots)} tensors for {self.device}>"
 
     # ------------------------------------------------------------------ a call
 
@@ -126,7 +126,7 @@ class Unit:
                     if not calls:
                         del self._held[threading.get_ident()]
 
-    def __enter__(self) -> Unit:
+    def __enter__(self) -> OffloadGroup:
         self.enter()
         return self
 
@@ -154,13 +154,13 @@ class Unit:
         engine, gradients = self._engine, torch.is_grad_enabled()
         # Inference tensors count no versions, and by its version a change is known.
         with engine._lock, torch.inference_mode(False), torch.set_grad_enabled(gradients):
-            lap = engine._step(self)
-            visits = self._visits()
-            for visit in visits:
-                visit.join()
-            self._held.setdefault(threading.get_ident(), []).append(visits)
+            current = engine._step(self)
+            residencies = self._residencies()
+            for residency in residencies:
+                residency.join()
+            self._held.setdefault(threading.get_ident(), []).append(residencies)
             try:
-                engine._prefetch(lap)
+                engine._prefetch(current)
             except BaseException:
                 self._leave()
                 raise
@@ -169,24 +169,26 @@ class Unit:
         thread = threading.get_ident()
         with self._engine._lock:
             calls = self._held[thread]
-            visits = calls.pop()
+            residencies = calls.pop()
             if not calls:
                 del self._held[thread]
-            for visit in visits:
-                if visit.part():
-                    self._engine._end(visit)
+            for residency in residencies:
+                if residency.part():
+                    self._engine._end(residency)
 
-    def _visits(self) -> list[Visit]:
-        """The visits that this call needs: those under way, and one for what is missing."""
+    def _residencies(self) -> list[Residency]:
+        """The residencies that this call needs: those under way, and one for what is missing."""
         standing = self._engine._standing
-        visits = []
+        residencies = []
         if standing:
             found = (standing.get(id(slot.get())) for slot in self.slots)
-            visits = list({id(visit): visit for visit in found if visit is not None}.values())
+            residencies = list(
+                {id(residency): residency for residency in found if residency is not None}.values()
+            )
         missing = self._missing()
         if missing:
-            visits.append(self._bring(missing))
-        return visits
+            residencies.append(self._onload(missing))
+        return residencies
 
     def _missing(self) -> list[tuple[int, torch.Tensor]]:
         """Indices of slots whose tensors must come, and these tensors."""
@@ -208,73 +210,79 @@ class Unit:
         found = list({id(t): t for _, t in self._missing()}.values())
         return [] if any(t.is_meta for t in found) else found
 
-    def loose(self, rests: list[torch.Tensor]) -> list[int]:
+    def loose(self, originals: list[torch.Tensor]) -> list[int]:
         """Indices of tensors that the device cannot hold before they are cast."""
         if self.compute_dtype is None:
             return []
-        supports = self._engine._runtime.lane(self.device).backend.supports_dtype
-        return [i for i, t in enumerate(rests) if self._is_cast(t) and not supports(t.dtype)]
+        supports = self._engine._runtime.queue(self.device).backend.supports_dtype
+        return [i for i, t in enumerate(originals) if self._is_cast(t) and not supports(t.dtype)]
 
     def _is_cast(self, tensor: torch.Tensor) -> bool:
         dtype = self.compute_dtype
         return dtype is not None and tensor.dtype != dtype and tensor.is_floating_point()
 
-    def _bring(self, missing: list[tuple[int, torch.Tensor]]) -> Visit:
-        """Begin a visit: twins of tensors stand in their slots, each tensor's once."""
+    def _onload(self, missing: list[tuple[int, torch.Tensor]]) -> Residency:
+        """Begin a residency: copies of tensors stand in their slots, each tensor's once."""
         self._check(missing)
-        lane = self._engine._runtime.lane(self.device)
-        rests = list({id(t): t for _, t in missing}.values())
+        queue = self._engine._runtime.queue(self.device)
+        originals = list({id(t): t for _, t in missing}.values())
         recorder = profile.active
-        span = recorder.enters(lane, self.name) if recorder is not None else None
-        shipment = self._engine._claim(self, rests)
-        if span is not None and shipment is not None:
-            span.link = shipment.span
+        span = recorder.enters(queue, self.name) if recorder is not None else None
+        transfer = self._engine._claim(self, originals)
+        if span is not None and transfer is not None:
+            span.link = transfer.span
         try:
-            twins = self._twins(rests, shipment, lane)
+            copies = self._device_copies(originals, transfer, queue)
         except BaseException:
-            if shipment is not None:
-                shipment.cancel()
+            if transfer is not None:
+                transfer.cancel()
             raise
-        guests = [Guest.of(self.slots[i], rest, twins[id(rest)]) for i, rest in missing]
-        visit = Visit(lane, guests, shipment, span, self.compares)
-        # First: a call on another thread must not take a twin for a weight that stays.
-        self._engine._standing.update((id(guest.twin), visit) for guest in guests)
-        visit.begin()
-        return visit
+        swapped = [
+            SwappedTensor.of(self.slots[i], original, copies[id(original)])
+            for i, original in missing
+        ]
+        residency = Residency(queue, swapped, transfer, span, self.compares)
+        # First: a call on another thread must not take a copy for a weight that stays.
+        self._engine._standing.update((id(swap.copy), residency) for swap in swapped)
+        residency.begin()
+        return residency
 
-    def _twins(
-        self, rests: list[torch.Tensor], shipment: Shipment | None, lane: Lane
+    def _device_copies(
+        self, originals: list[torch.Tensor], transfer: Transfer | None, queue: DeviceQueue
     ) -> dict[int, torch.Tensor]:
-        twins = {}
-        if shipment is not None:
-            shipment.arrive(lane.here())
-            twins = twins_of_data(rests, shipment.data(rests), self.device, self.compute_dtype)
-        for i, rest in enumerate(rests):
-            if i not in twins:
-                twins[i] = self._make_twin(rest, lane)
-        return {id(rest): twins[i] for i, rest in enumerate(rests)}
+        copies = {}
+        if transfer is not None:
+            transfer.arrive(queue.here())
+            copies = copies_of_data(
+                originals, transfer.data(originals), self.device, self.compute_dtype
+            )
+        for i, original in enumerate(originals):
+            if i not in copies:
+                copies[i] = self._copy_alone(original, queue)
+        return {id(original): copies[i] for i, original in enumerate(originals)}
 
-    def _make_twin(self, rest: torch.Tensor, lane: Lane) -> torch.Tensor:
+    def _copy_alone(self, original: torch.Tensor, queue: DeviceQueue) -> torch.Tensor:
         recorder = profile.active
-        if recorder is None or rest.device == self._place:
-            return self._make_twin_somehow(rest, lane)
-        span = recorder.travels_alone(lane, self.name, rest.nbytes)
-        twin = self._make_twin_somehow(rest, lane)
+        if recorder is None or original.device == self._place:
+            return self.copy_with_oom_retry(original, queue)
+        span = recorder.travels_alone(queue, self.name, original.nbytes)
+        copy = self.copy_with_oom_retry(original, queue)
         recorder.now(span)
-        return twin
+        return copy
 
-    def _make_twin_somehow(self, rest: torch.Tensor, lane: Lane) -> torch.Tensor:
+    def copy_with_oom_retry(self, original: torch.Tensor, queue: DeviceQueue) -> torch.Tensor:
+        """Copy one tensor; where memory lacks, give what is not in use back and try again."""
         try:
-            return make_twin(rest, self.device, self.compute_dtype)
+            return make_device_copy(original, self.device, self.compute_dtype)
         except Exception as error:
-            if not lane.lacks_memory(error):
+            if not queue.lacks_memory(error):
                 raise
-        self._engine._runtime.relieve(lane)
-        return make_twin(rest, self.device, self.compute_dtype)
+        self._engine._runtime.relieve(queue)
+        return make_device_copy(original, self.device, self.compute_dtype)
 
     def _check(self, missing: list[tuple[int, torch.Tensor]]) -> None:
-        for index, rest in missing:
-            if rest.is_meta and self._place.type != "meta":
+        for index, original in missing:
+            if original.is_meta and self._place.type != "meta":
                 raise UnplacedWeightError(
                     f"{self.names[index]} (of {self.name}) is on meta: it was never loaded, so it "
                     f"cannot be brought to {self.device}. Load a checkpoint that has it, or give "
@@ -282,7 +290,7 @@ class Unit:
                 )
 
 
-#: What a copy of a unit does not take along.
+#: What a copy of a group does not take along.
 _RUN_TIME: Final = frozenset(
-    {"_held", "_place", "luck", "layout", "was_pinned", "block", "_is_mapped"}
+    {"_held", "_place", "prefetch_score", "plan", "was_pinned", "block", "_is_mapped"}
 )

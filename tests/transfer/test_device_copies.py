@@ -1,4 +1,4 @@
-"""Inside a call a twin passes for its original; after it, all is as before."""
+"""Inside a call a copy passes for its original; after it, all is as before."""
 
 import copy
 import pickle
@@ -14,7 +14,7 @@ from anydevice.weights import Slot, iter_slots
 
 
 def unit_of(module, device="sim:0", **options):
-    return Engine().unit("module", list(iter_slots(module)), parse_device(device), **options)
+    return Engine().group("module", list(iter_slots(module)), parse_device(device), **options)
 
 
 def ids(module):
@@ -95,12 +95,12 @@ def test_every_kind_of_tensor_arrives_as_it_is(sim, kind):
     module.register_buffer("tensor", STRANGE[kind]())
     before = module.tensor
     with torch.no_grad(), unit_of(module):
-        twin = module.tensor
-        assert str(twin.device) == "sim:0"
-        assert (twin.dtype, twin.shape) == (before.dtype, before.shape)
+        copy = module.tensor
+        assert str(copy.device) == "sim:0"
+        assert (copy.dtype, copy.shape) == (before.dtype, before.shape)
         if kind in ("transposed", "channels_last"):
-            assert twin.stride() == before.stride()
-        got = twin.cpu()
+            assert copy.stride() == before.stride()
+        got = copy.cpu()
     assert (
         torch.equal(got.view(torch.uint8), before.view(torch.uint8))
         if kind == "float8"
@@ -209,9 +209,9 @@ def test_a_mapped_weight_is_changed_in_memory_and_not_in_its_file(sim, tmp_path)
 def test_backward_reaches_the_resting_weights(sim):
     module = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
     plain, x = copy.deepcopy(module), torch.randn(3, 4)
-    unit = unit_of(module)
+    group = unit_of(module)
     for _ in range(2):
-        with unit:
+        with group:
             loss = module(x.to("sim:0")).sum()
         loss.backward()
         plain(x).sum().backward()
@@ -222,15 +222,15 @@ def test_backward_reaches_the_resting_weights(sim):
 
 def test_second_derivatives_and_function_transforms_work(sim):
     module, x = nn.Linear(3, 1), torch.randn(2, 3)
-    unit = unit_of(module)
-    with unit:
+    group = unit_of(module)
+    with group:
         y = module(x.to("sim:0")).square().sum()
     (first,) = torch.autograd.grad(y, module.weight, create_graph=True)
     first.sum().backward()
     assert torch.allclose(module.weight.grad, 2 * x.sum(1, keepdim=True).mul(x).sum(0)[None])
 
     def loss(inputs):
-        with unit:
+        with group:
             return module(inputs).sum()
 
     got = torch.func.grad(loss)(x.to("sim:0"))
@@ -307,28 +307,28 @@ def test_autocast_does_not_keep_every_cast_that_it_makes(make, x):
 
 def test_calls_are_counted(sim):
     module = nn.Linear(2, 2)
-    unit = unit_of(module)
-    with torch.no_grad(), unit:
-        with unit:
+    group = unit_of(module)
+    with torch.no_grad(), group:
+        with group:
             assert str(module.weight.device) == "sim:0"
         assert str(module.weight.device) == "sim:0"
     assert module.weight.device.type == "cpu"
-    unit.leave()  # one too many is harmless
+    group.leave()  # one too many is harmless
 
 
 def test_an_inner_unit_uses_what_an_outer_one_brought(sim):
     module = nn.Sequential(nn.Linear(2, 2))
     engine = Engine()
     device = parse_device("sim:0")
-    outer = engine.unit("outer", list(iter_slots(module)), device)
-    inner = engine.unit("inner", list(iter_slots(module[0])), device)
+    outer = engine.group("outer", list(iter_slots(module)), device)
+    inner = engine.group("inner", list(iter_slots(module[0])), device)
     with torch.no_grad():
         outer.enter()
-        twin = module[0].weight
+        copy = module[0].weight
         inner.enter()
-        assert module[0].weight is twin
+        assert module[0].weight is copy
         outer.leave()
-        assert module[0].weight is twin
+        assert module[0].weight is copy
         inner.leave()
     assert module[0].weight.device.type == "cpu"
 
@@ -358,9 +358,9 @@ def test_an_exception_leaves_all_in_place(make, x):
 
 def test_a_weight_on_meta_is_named(sim):
     module = nn.Linear(2, 2, device="meta")
-    unit = Engine().unit("block", list(iter_slots(module, "model.fc")), parse_device("sim:0"))
+    group = Engine().group("block", list(iter_slots(module, "model.fc")), parse_device("sim:0"))
     with pytest.raises(UnplacedWeightError, match=r"model\.fc\.weight.*on meta"):
-        unit.enter()
+        group.enter()
     assert module.weight.is_meta
 
 
@@ -372,10 +372,10 @@ def test_lazy_parameters_are_left_alone(sim):
 
 def test_copies_and_pickles_are_independent(sim):
     module = nn.Linear(2, 2)
-    unit = unit_of(module)
-    with torch.no_grad(), unit:
+    group = unit_of(module)
+    with torch.no_grad(), group:
         pass
-    for other in (copy.deepcopy(unit), pickle.loads(pickle.dumps(unit))):
+    for other in (copy.deepcopy(group), pickle.loads(pickle.dumps(group))):
         copied = other.slots[0].module
         with torch.no_grad(), other:
             assert str(copied.weight.device) == "sim:0"
@@ -385,29 +385,29 @@ def test_copies_and_pickles_are_independent(sim):
 
 def test_on_the_host_nothing_is_done(sim):
     module = nn.Linear(2, 2)
-    unit = Engine().unit("m", list(iter_slots(module)), CPU)
+    group = Engine().group("m", list(iter_slots(module)), CPU)
     weight = module.weight
-    with unit:
+    with group:
         assert module.weight is weight
     assert sim.counters(0)["h2d_copies"] == 0
 
 
 def test_a_slot_may_become_empty(sim):
     module = nn.Linear(2, 2)
-    unit = Engine().unit("m", [("bias", Slot(module, "bias", False))], parse_device("sim:0"))
+    group = Engine().group("m", [("bias", Slot(module, "bias", False))], parse_device("sim:0"))
     module.bias = None
-    with unit:
+    with group:
         assert module.bias is None
 
 
 def test_buffers_that_are_written_to_unseen_come_home_while_training(sim):
     module = nn.Module()
     module.register_buffer("codes", torch.zeros(4))
-    unit = unit_of(module)
-    with unit:
+    group = unit_of(module)
+    with group:
         module.codes.data.add_(1)
     assert bool((module.codes == 1).all())
     version = module.codes._version
-    with unit:
+    with group:
         pass
     assert module.codes._version == version

@@ -1,4 +1,4 @@
-"""A shipment: the weights of one unit on their way to one buffer."""
+"""A transfer: the weights of one group on their way to one buffer."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from anydevice.transfer import profile
-from anydevice.transfer.layout import Layout, bytes_of
-from anydevice.transfer.reading import read_ahead
+from anydevice.transfer.copy_plan import CopyPlan, bytes_of
+from anydevice.transfer.readahead import read_ahead
 from anydevice.transfer.staging import Load, divide
 
 if TYPE_CHECKING:
-    from anydevice.transfer.lane import Lane
     from anydevice.transfer.pool import Buffer
     from anydevice.transfer.profile import Span
+    from anydevice.transfer.queue import DeviceQueue
 
-__all__ = ["Shipment"]
+__all__ = ["Transfer"]
 
 
-class Shipment:
+class Transfer:
     """Weights that travel, or have arrived. docs/transfers.md tells how that is ordered.
 
     Attributes:
-        lane: the device that they go to.
-        layout: where each lies in the buffer.
+        queue: the device that they go to.
+        plan: where each lies in the buffer.
         buffer: where they go; None once it was given back.
         state: what the weights were like when they set out.
         owner: the pass that asked for them.
-        unit: the id of their unit.
+        group: the id of their group.
         span: what a profile notes of the journey.
         event: after which they are there; None while readers are at work.
         error: what went wrong in a reader.
@@ -38,19 +38,19 @@ class Shipment:
 
     def __init__(
         self,
-        lane: Lane,
-        layout: Layout,
+        queue: DeviceQueue,
+        plan: CopyPlan,
         buffer: Buffer,
         state: tuple[Any, ...],
         owner: int,
-        unit: int,
+        group: int,
     ) -> None:
-        self.lane = lane
-        self.layout = layout
+        self.queue = queue
+        self.plan = plan
         self.buffer: Buffer | None = buffer
         self.state = state
         self.owner = owner
-        self.unit = unit
+        self.group = group
         self.event: Any = None
         self.span: Span | None = None
         self.error: BaseException | None = None
@@ -60,30 +60,35 @@ class Shipment:
         self._queued = threading.Event()
 
     def start(
-        self, rests: Sequence[torch.Tensor], block: torch.Tensor | None, name: str, *, ahead: bool
+        self,
+        originals: Sequence[torch.Tensor],
+        block: torch.Tensor | None,
+        name: str,
+        *,
+        ahead: bool,
     ) -> None:
         """Queue the copies, or hand them to readers; the host goes on.
 
         Args:
-            rests: the weights, as the layout numbers them.
+            originals: the weights, as the layout numbers them.
             block: page-locked memory in which several of them lie.
-            name: of the unit, for profiles.
+            name: of the group, for profiles.
             ahead: whether they set out before they are needed, for profiles.
         """
         assert self.buffer is not None
-        lane, flat, runs = self.lane, self.buffer.flat, self.layout.runs
+        queue, flat, runs = self.queue, self.buffer.flat, self.plan.runs
         for event in self.buffer.after:  # what was here before has been read
-            lane.wait(lane.side, event)
+            queue.wait(queue.side, event)
         recorder = profile.active
         if recorder is not None:
-            nbytes = sum(piece.nbytes for piece in self.layout.pieces)
-            self.span = recorder.departs(lane, name, nbytes, len(runs), ahead)
+            nbytes = sum(piece.nbytes for piece in self.plan.pieces)
+            self.span = recorder.departs(queue, name, nbytes, len(runs), ahead)
         pageable = sum(run.nbytes for run in runs if not run.pinned)
-        chunk = lane.stager.prepare(pageable) if pageable and lane.pins else 0
+        chunk = queue.stager.prepare(pageable) if pageable and queue.pins else 0
         sources = []
-        with lane.on_side():
+        with queue.on_side():
             for run in runs:
-                source = bytes_of(rests[run.weight], run.nbytes, block)
+                source = bytes_of(originals[run.weight], run.nbytes, block)
                 if run.pinned or not chunk:
                     flat.narrow(0, run.offset, run.nbytes).copy_(source, non_blocking=True)
                 else:
@@ -95,16 +100,16 @@ class Shipment:
             self._finish()
             return
         self._expected = len(loads)
-        staged = [rests[run.weight] for run in runs if not run.pinned]
-        lane.stager.submit(lambda: read_ahead(staged))
+        staged = [originals[run.weight] for run in runs if not run.pinned]
+        queue.stager.submit(lambda: read_ahead(staged))
         for load in loads:
-            lane.stager.send(load, self)
+            queue.stager.send(load, self)
 
     def _finish(self) -> None:
-        self.event = self.lane.mark(self.lane.side)
+        self.event = self.queue.mark(self.queue.side)
         recorder = profile.active
         if self.span is not None and recorder is not None:
-            recorder.arrives(self.span, self.lane, self.event)
+            recorder.arrives(self.span, self.queue, self.event)
         self._queued.set()
 
     def is_wanted(self) -> bool:
@@ -113,14 +118,14 @@ class Shipment:
 
     def deliver(self, load: Load, chunk: torch.Tensor) -> Any:
         """Called by a reader: queue the journey of a chunk."""
-        lane = self.lane
+        queue = self.queue
         with self._lock:
             buffer = self.buffer
             if self._cancelled or buffer is None:
                 return None
-            with lane.on_side():
+            with queue.on_side():
                 buffer.flat.narrow(0, load.offset, load.nbytes).copy_(chunk, non_blocking=True)
-            event = lane.mark(lane.side)
+            event = queue.mark(queue.side)
             self._expected -= 1
             if self._expected == 0:
                 self._finish()
@@ -146,23 +151,23 @@ class Shipment:
         self._queued.wait()
         if self.error is not None:
             raise self.error
-        self.lane.wait(stream, self.event)
+        self.queue.wait(stream, self.event)
 
-    def data(self, rests: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
-        """The weights in the buffer, by their index in ``rests``."""
+    def data(self, originals: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
+        """The weights in the buffer, by their index in ``originals``."""
         assert self.buffer is not None
         buffer = self.buffer
-        return {p.weight: buffer.tensor(p.offset, rests[p.weight]) for p in self.layout.pieces}
+        return {p.weight: buffer.tensor(p.offset, originals[p.weight]) for p in self.plan.pieces}
 
     def release(self, after: list[Any]) -> None:
         """Give the buffer back: it may be overwritten after these events."""
         buffer, self.buffer = self.buffer, None
         if buffer is not None:
-            self.lane.pool.give_back(buffer, after)
+            self.queue.pool.give_back(buffer, after)
 
     def cancel(self) -> None:
-        """Nobody wants the weights any more. What travels arrives; the rest does not set out."""
+        """Give up: copies that are queued still complete, others are never queued."""
         with self._lock:
             self._cancelled = True
-            event = self.lane.mark(self.lane.side)
+            event = self.queue.mark(self.queue.side)
         self.release([event])

@@ -1,4 +1,4 @@
-"""How a unit's weights lie in one buffer on the device, and in which copies they get there."""
+"""How a group's weights lie in one buffer on the device, and in which copies they get there."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from torch import nn
 
 from anydevice.devices import CPU
 from anydevice.tensors import is_dense
-from anydevice.transfer.twins import is_lazy, moves_by_itself
+from anydevice.transfer.device_copy import is_lazy, moves_by_itself
 
 __all__ = [
     "ALIGNMENT",
-    "Layout",
+    "CopyPlan",
     "Piece",
     "Run",
     "align",
     "bytes_of",
     "count_owners",
-    "lay_out",
     "lies_in",
+    "plan_copies",
     "signature",
     "tensor_at",
     "travels_as_bytes",
@@ -66,8 +66,8 @@ class Run(NamedTuple):
     pinned: bool
 
 
-class Layout(NamedTuple):
-    """Where the weights of a unit go.
+class CopyPlan(NamedTuple):
+    """Where the weights of a group go.
 
     Attributes:
         nbytes: of the buffer.
@@ -97,24 +97,29 @@ def signature(tensor: torch.Tensor) -> tuple[Any, ...]:
     return (id(tensor), tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
 
 
-def lay_out(
-    rests: Sequence[torch.Tensor], block: torch.Tensor | None, pins: bool, alone: Sequence[int] = ()
-) -> Layout:
+def plan_copies(
+    originals: Sequence[torch.Tensor],
+    block: torch.Tensor | None,
+    pins: bool,
+    alone: Sequence[int] = (),
+) -> CopyPlan:
     """Lay weights out in one buffer, each with its own strides.
 
     Args:
-        rests: the weights, each once.
+        originals: the weights, each once.
         block: page-locked memory in which several of them may lie, though as storages of their own.
         pins: whether the device knows page-locked memory.
         alone: indices of those that must travel by themselves for a reason of the caller's.
     """
-    loose = [i for i, t in enumerate(rests) if i in alone or not travels_as_bytes(t)]
-    order = sorted(set(range(len(rests))).difference(loose), key=lambda i: rests[i].data_ptr())
+    loose = [i for i, t in enumerate(originals) if i in alone or not travels_as_bytes(t)]
+    order = sorted(
+        set(range(len(originals))).difference(loose), key=lambda i: originals[i].data_ptr()
+    )
     pieces: list[Piece] = []
     runs: list[Run] = []
     owner = start = end = -1  # of the current run, on the host
     for i in order:
-        tensor = rests[i]
+        tensor = originals[i]
         address, nbytes = tensor.data_ptr(), tensor.nbytes
         joins = (
             _owner(tensor, block) == owner
@@ -132,7 +137,7 @@ def lay_out(
             runs.append(Run(i, offset, nbytes, pins and tensor.is_pinned()))
             owner, start, end = _owner(tensor, block), address, address + nbytes
     total = align(runs[-1].offset + runs[-1].nbytes) if runs else 0
-    return Layout(total, pieces, runs, loose)
+    return CopyPlan(total, pieces, runs, loose)
 
 
 def bytes_of(tensor: torch.Tensor, nbytes: int, block: torch.Tensor | None) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""A lane: one executing device as the engine sees it, with its side stream and its buffers.
+"""A queue: one executing device as the engine sees it, with its side stream and its buffers.
 
 Where the backend has no streams they are None, and nothing here does anything: weights then travel
 one by one on the only queue there is.
@@ -16,10 +16,10 @@ from anydevice.devices import Device
 from anydevice.transfer.pool import Pool
 from anydevice.transfer.staging import Stager
 
-__all__ = ["Lane"]
+__all__ = ["DeviceQueue"]
 
 
-class Lane:
+class DeviceQueue:
     """One executing device.
 
     Attributes:
@@ -45,7 +45,7 @@ class Lane:
         self.stager = Stager(self)
 
     def is_current(self) -> bool:
-        """Whether the registry still names this lane's backend for the device."""
+        """Whether the registry still names this queue's backend for the device."""
         return registry.get_backend(self.place) is self.backend
 
     def _measure(self) -> int | None:

@@ -1,0 +1,168 @@
+"""Device copies: a tensor on the executing device that stands for one that originals elsewhere.
+
+A copy must pass for its original inside ``forward``: same class, same attributes, same
+``requires_grad``. With gradients on it is differentiable, so that backward reaches the original.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from anydevice import registry
+from anydevice.devices import Device, parse_device
+from anydevice.tensors import move_tensor
+
+__all__ = [
+    "attributes_back",
+    "copies_of_data",
+    "is_lazy",
+    "is_transformed",
+    "make_device_copy",
+    "moves_by_itself",
+    "wants_gradient",
+]
+
+
+def is_lazy(tensor: torch.Tensor) -> bool:
+    """Whether the tensor has no shape yet: there is nothing of it to move."""
+    return bool(nn.parameter.is_lazy(tensor))
+
+
+def wants_gradient(original: torch.Tensor) -> bool:
+    """Whether a backward pass must find its way from the copy to the resting tensor."""
+    return original.requires_grad and torch.is_grad_enabled()
+
+
+def moves_by_itself(original: torch.Tensor) -> bool:
+    """Whether the tensor's class says how it moves (quantized weights, distributed tensors)."""
+    kind = type(original)
+    if kind is nn.Parameter or kind is torch.Tensor:
+        return False
+    return (
+        kind.to is not torch.Tensor.to
+        or kind.__torch_function__ not in _PLAIN_TORCH_FUNCTIONS
+        or kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+    )
+
+
+_PLAIN_TORCH_FUNCTIONS = (torch.Tensor.__torch_function__, nn.Parameter.__torch_function__)
+
+
+def make_device_copy(
+    original: torch.Tensor, device: Device, compute_dtype: torch.dtype | None
+) -> torch.Tensor:
+    """Copy one tensor to ``device`` at once, on the current stream.
+
+    Args:
+        original: the tensor that stays where it is.
+        device: where the copy is.
+        compute_dtype: the copy's dtype, where ``original`` holds floating-point numbers.
+    """
+    if wants_gradient(original):
+        copy = _cast(move_tensor(_castable(original, device, compute_dtype), device), compute_dtype)
+        return _dress(copy, original, device)
+    with torch.no_grad():
+        source = original if moves_by_itself(original) else original.detach()
+        data = move_tensor(_castable(source, device, compute_dtype), device)
+        return _standing_for(original, _cast(data, compute_dtype), device)
+
+
+def copies_of_data(
+    originals: Sequence[torch.Tensor],
+    data: Mapping[int, torch.Tensor],
+    device: Device,
+    compute_dtype: torch.dtype | None,
+) -> dict[int, torch.Tensor]:
+    """Make copies of copies of the data that are on the device already.
+
+    Args:
+        originals: the tensors that stay where they are.
+        data: the copies, by the index of their original.
+        device: where the copies are.
+        compute_dtype: the dtype of copies of floating-point numbers; None for their own.
+    """
+    graph = torch.is_grad_enabled()
+    copies = {}
+    with torch.no_grad():
+        for index, copy in data.items():
+            original = originals[index]
+            if not (graph and original.requires_grad):
+                copies[index] = _standing_for(original, _cast(copy, compute_dtype), device)
+    for index, copy in data.items():
+        if index not in copies:
+            arrived = _Arrival.apply(originals[index], copy)  # type: ignore[no-untyped-call]
+            copies[index] = _dress(_cast(arrived, compute_dtype), originals[index], device)
+    return copies
+
+
+class _Arrival(torch.autograd.Function):
+    """The data of the copy, and the graph of the resting tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, original: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
+        ctx.home = parse_device(original.device)
+        return data.data
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return move_tensor(gradient, ctx.home), None
+
+
+def is_transformed() -> bool:
+    """Whether `torch.func` or forward-mode AD is at work: they want torch's own operators."""
+    active = getattr(torch._C, "_are_functorch_transforms_active", None)
+    return (active is not None and active()) or torch.autograd.forward_ad._current_level >= 0
+
+
+def _standing_for(original: torch.Tensor, data: torch.Tensor, device: Device) -> torch.Tensor:
+    """Data as a leaf with the class and attributes of its original."""
+    kind = type(original)
+    if kind is torch.Tensor or moves_by_itself(original):
+        return _dress(data, original, device)
+    gradient = original.requires_grad and (data.is_floating_point() or data.is_complex())
+    if gradient and torch.is_autocast_enabled(device.type):
+        # Autocast keeps its casts of leaves that want gradients until it ends: in time, of all.
+        gradient = False
+    return _dress(torch.Tensor._make_subclass(kind, data, gradient), original, device)
+
+
+def _dress(copy: torch.Tensor, original: torch.Tensor, device: Device) -> torch.Tensor:
+    """Give a copy the class and attributes of its original; tensors among these come along."""
+    kind = type(original)
+    if type(copy) is not kind and not moves_by_itself(original):
+        copy = copy.as_subclass(kind)  # keeps the graph
+    if original.__dict__:
+        for name, value in original.__dict__.items():
+            is_tensor = isinstance(value, torch.Tensor)
+            copy.__dict__[name] = move_tensor(value, device) if is_tensor else value
+    return copy
+
+
+def attributes_back(copy: torch.Tensor, original: torch.Tensor, given: dict[str, Any]) -> None:
+    """Attributes that forward set on a copy belong to its original."""
+    for name, value in copy.__dict__.items():
+        if name not in given or given[name] is not value:
+            if isinstance(value, torch.Tensor) and value.device == copy.device:
+                value = value.to(original.device)
+            original.__dict__[name] = value
+
+
+def _castable(
+    original: torch.Tensor, device: Device, compute_dtype: torch.dtype | None
+) -> torch.Tensor:
+    """Cast before the journey only what the device cannot hold."""
+    if compute_dtype is None or not original.is_floating_point() or not device.is_accelerator:
+        return original
+    if registry.get_backend(device.torch).supports_dtype(original.dtype):
+        return original
+    return original.to(compute_dtype)
+
+
+def _cast(tensor: torch.Tensor, compute_dtype: torch.dtype | None) -> torch.Tensor:
+    if compute_dtype is None or not tensor.is_floating_point():
+        return tensor
+    return tensor.to(compute_dtype)
