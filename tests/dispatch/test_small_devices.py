@@ -44,6 +44,6 @@ def test_visitors_take_the_room_that_the_plan_keeps(sim, width, blocks):
         with profile_transfers() as profile:
             model(x)
     assert sim.counters(0)["device_allocs"] == 0
-    ahead = [unit.ahead for unit in profile.units]
+    ahead = [group.ahead for group in profile.groups]
     assert len(ahead) == 9 - placement.bytes_on(0) // block
     assert ahead == [0, *[int(placement.ahead == 2)] * (len(ahead) - 1)]
