@@ -77,9 +77,8 @@ def _measured() -> list[Budget]:
 
 
 def _free(device: Device) -> int:
-    backend = registry.get_backend(device.type)
     try:
-        return max(0, int(backend.memory_info(device.index or 0).free))
+        return registry.measure_memory(str(device)).free
     except Exception as error:  # a vendor's query can fail in any way
         raise BudgetError(
             f"{device} does not say how much memory it has ({type(error).__name__}: {error}). "
