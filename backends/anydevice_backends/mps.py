@@ -5,7 +5,6 @@ https://docs.pytorch.org/docs/stable/mps.html
 
 from __future__ import annotations
 
-import psutil
 import torch
 
 from anydevice.backend import Capabilities, DeviceBackend, MemoryInfo, hookimpl
@@ -34,6 +33,8 @@ class MpsBackend(DeviceBackend):
         https://docs.pytorch.org/docs/stable/generated/torch.mps.recommended_max_memory.html
         https://docs.pytorch.org/docs/stable/generated/torch.mps.driver_allocated_memory.html
         """
+        import psutil  # not at the top: discovery imports this module on every machine
+
         total = int(self.module.recommended_max_memory())
         allocated = self.memory_allocated(index)
         cached = max(0, int(self.module.driver_allocated_memory()) - allocated)

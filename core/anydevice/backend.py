@@ -49,6 +49,7 @@ from anydevice.errors import UnknownDeviceError
 
 __all__ = [
     "ENTRY_POINT_GROUP",
+    "INTERFACE_VERSION",
     "Capabilities",
     "DeviceBackend",
     "MemoryInfo",
@@ -58,6 +59,9 @@ __all__ = [
 
 #: The entry-point group in which a package names the module that holds its hook.
 ENTRY_POINT_GROUP: Final = "anydevice.backends"
+#: The version of this interface, as of its specification: a new member raises the minor version, a
+#: member that goes or changes its meaning raises the major version.
+INTERFACE_VERSION: Final = "1.1"
 #: Marks the one function that a plugin implements: ``anydevice_backends() -> list[DeviceBackend]``.
 hookimpl: Final = pluggy.HookimplMarker("anydevice")
 
@@ -76,9 +80,11 @@ class MemoryInfo:
     total: int
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Capabilities:
-    """What a device can do. Claim only what holds: a claim is tested, and a false one fails.
+    """What a device can do, given by keyword.
+
+    Claim only what holds: a claim is tested, and a false one fails.
 
     Attributes:
         caching_allocator: freed memory stays with the process until `DeviceBackend.empty_cache`.
@@ -110,6 +116,9 @@ class DeviceBackend:
     The defaults go through the device's own module, ``torch.<device_type>``, by
     the names that ``torch.cuda`` has made usual; where it lacks one, through ``torch.accelerator``
     and ``torch.Stream``. Methods may be called from several threads at once.
+
+    Names that start with ``_anydevice_`` are the interface's own; any other private name is free
+    for a backend's helpers. A public name that is no member of the interface is reported.
     """
 
     #: The torch device type, such as ``"foo"`` in ``foo:0``. Required, and unique.
@@ -117,6 +126,9 @@ class DeviceBackend:
     #: The package that makes torch know the device, such as ``"torch_foo"``; None when torch does
     #: by itself. It is imported when the device is first asked for, and need not be installed.
     torch_package: str | None = None
+    #: The `INTERFACE_VERSION` that the backend was written for. Another major version is refused, a
+    #: newer minor version is noted by ``anydevice backends``; None is taken for any.
+    interface_version: str | None = None
     #: Order in ``device_map="auto"``: higher first. The host has 0.
     priority: int = 100
     #: What the device can do.
@@ -177,13 +189,13 @@ class DeviceBackend:
         Raises:
             NotImplementedError: the device says nothing of its memory; the user must give a budget.
         """
-        free, total = self._query("mem_get_info", "get_memory_info", index)
-        free = int(free) + self._cached_bytes(index)
+        free, total = self._anydevice_query("mem_get_info", "get_memory_info", index)
+        free = int(free) + self._anydevice_cached_bytes(index)
         return MemoryInfo(free=min(free, int(total)), total=int(total))
 
     def memory_allocated(self, index: int) -> int:
         """Bytes in live tensors of this process on device ``index``."""
-        return int(self._query("memory_allocated", "memory_allocated", index))
+        return int(self._anydevice_query("memory_allocated", "memory_allocated", index))
 
     def peak_memory_allocated(self, index: int) -> int:
         """Most bytes in live tensors of this process on device ``index`` since `reset_peak_memory`.
@@ -191,7 +203,7 @@ class DeviceBackend:
         Raises:
             NotImplementedError: the device does not keep count.
         """
-        return int(self._query("max_memory_allocated", "max_memory_allocated", index))
+        return int(self._anydevice_query("max_memory_allocated", "max_memory_allocated", index))
 
     def reset_peak_memory(self, index: int) -> None:
         """Begin a new count for `peak_memory_allocated`.
@@ -199,13 +211,13 @@ class DeviceBackend:
         Raises:
             NotImplementedError: the device does not keep count.
         """
-        self._query("reset_peak_memory_stats", "reset_peak_memory_stats", index)
+        self._anydevice_query("reset_peak_memory_stats", "reset_peak_memory_stats", index)
 
     def empty_cache(self, index: int) -> None:
         """Give cached memory of device ``index`` back."""
         empty = getattr(self.module, "empty_cache", None)
         if empty is not None:
-            with self._on(index):
+            with self._anydevice_on(index):
                 empty()
 
     def is_out_of_memory(self, error: BaseException) -> bool:
@@ -224,7 +236,7 @@ class DeviceBackend:
 
     def synchronize(self, index: int) -> None:
         """Wait for all work queued on device ``index``."""
-        self._function("synchronize")(index)
+        self._anydevice_function("synchronize")(index)
 
     def move(
         self, tensor: torch.Tensor, device: torch.device, *, non_blocking: bool = False
@@ -250,20 +262,20 @@ class DeviceBackend:
 
     def current_stream(self, index: int) -> Any:
         """Return the stream on which this thread's work for device ``index`` is queued."""
-        return self._function("current_stream")(index)
+        return self._anydevice_function("current_stream")(index)
 
     def use_stream(self, stream: Any) -> contextlib.AbstractContextManager[Any]:
         """Queue this thread's work on ``stream`` while the context lasts.
 
         Its device is the current one meanwhile. May be nested, and entered by several threads.
         """
-        return self._using(stream)
+        return self._anydevice_using(stream)
 
     @contextlib.contextmanager
-    def _using(self, stream: Any) -> Iterator[Any]:
+    def _anydevice_using(self, stream: Any) -> Iterator[Any]:
         # Not `with stream:`, which a stream refuses while another context holds it.
-        set_stream = self._function("set_stream")
-        with self._on(stream.device.index):
+        set_stream = self._anydevice_function("set_stream")
+        with self._anydevice_on(stream.device.index):
             before = self.current_stream(stream.device.index)
             set_stream(stream)
             try:
@@ -334,13 +346,15 @@ class DeviceBackend:
 
         Where neither the device's module nor ``torch.accelerator`` can, it does nothing.
         """
-        setter = self._find("set_device", "set_device_index", "set_device_idx")
+        setter = self._anydevice_find("set_device", "set_device_index", "set_device_idx")
         if setter is not None:
             setter(index)
 
     def current_device(self) -> int | None:
         """The index of the calling thread's current device; None where the device does not say."""
-        getter = self._find("current_device", "current_device_index", "current_device_idx")
+        getter = self._anydevice_find(
+            "current_device", "current_device_index", "current_device_idx"
+        )
         index = getter() if getter is not None else None
         return index if isinstance(index, int) else None
 
@@ -414,38 +428,38 @@ class DeviceBackend:
         """The `torch.device` of device ``index``."""
         return torch.device(self.device_type, index)
 
-    def _on(self, index: int) -> contextlib.AbstractContextManager[Any]:
+    def _anydevice_on(self, index: int) -> contextlib.AbstractContextManager[Any]:
         """Make device ``index`` the current one, where the device's module can."""
         enter = getattr(self.module, "device", None)
         return enter(index) if enter is not None else contextlib.nullcontext()
 
-    def _cached_bytes(self, index: int) -> int:
+    def _anydevice_cached_bytes(self, index: int) -> int:
         """Bytes that this process's allocator holds and does not use."""
         if not self.capabilities.caching_allocator:
             return 0
-        reserved = int(self._query("memory_reserved", "memory_reserved", index))
+        reserved = int(self._anydevice_query("memory_reserved", "memory_reserved", index))
         return max(0, reserved - self.memory_allocated(index))
 
-    def _function(self, name: str) -> Callable[..., Any]:
+    def _anydevice_function(self, name: str) -> Callable[..., Any]:
         """The function ``name`` of the device's module, or else of ``torch.accelerator``."""
         owner = self.module
-        if not hasattr(owner, name) and self._is_torchs_accelerator():
+        if not hasattr(owner, name) and self._anydevice_is_torchs():
             return getattr(torch.accelerator, name)  # type: ignore[no-any-return]
         return getattr(owner, name)  # type: ignore[no-any-return]
 
-    def _find(self, name: str, *accelerator_names: str) -> Callable[..., Any] | None:
+    def _anydevice_find(self, name: str, *accelerator_names: str) -> Callable[..., Any] | None:
         """A function of the device's module, or ``torch.accelerator``'s by one of its names."""
         owners = [(self.module, name)]
-        if self._is_torchs_accelerator():  # torch 2.6 has other names there than later ones
+        if self._anydevice_is_torchs():  # torch 2.6 has other names there than later ones
             owners += [(torch.accelerator, other) for other in accelerator_names]
         found = (getattr(owner, attribute, None) for owner, attribute in owners)
         return next((function for function in found if function is not None), None)
 
-    def _is_torchs_accelerator(self) -> bool:
+    def _anydevice_is_torchs(self) -> bool:
         """Whether ``torch.accelerator`` speaks of this device; it knows one type in a process."""
         return torchs_accelerator() == self.device_type
 
-    def _query(self, name: str, accelerator_name: str, index: int) -> Any:
+    def _anydevice_query(self, name: str, accelerator_name: str, index: int) -> Any:
         """Ask the device's module, then ``torch.accelerator``, whichever answers.
 
         Devices fail here in many ways (no such function, NotImplementedError, an internal assertion
@@ -453,7 +467,7 @@ class DeviceBackend:
         """
         failures = []
         owners: list[tuple[Any, str]] = [(self.module, name)]
-        if self._is_torchs_accelerator():
+        if self._anydevice_is_torchs():
             owners.append((torch.accelerator, accelerator_name))
         for owner, attribute in owners:
             function: Callable[[int], Any] | None = getattr(owner, attribute, None)

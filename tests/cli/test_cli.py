@@ -152,3 +152,26 @@ def test_every_command_has_help(command, capsys):
         cli.main([command, "--help"])
     assert stopped.value.code == 0
     assert command in capsys.readouterr().out
+
+
+def test_a_backend_that_raises_hides_no_other_device(capsys, sim, monkeypatch):
+    from anydevice_conformance.simulator.backend import SimulatorBackend
+
+    def broken(self, index):
+        if index:
+            return b"bytes"
+        raise OSError("the driver is gone")
+
+    monkeypatch.setattr(SimulatorBackend, "device_name", broken)
+    monkeypatch.setattr(SimulatorBackend, "memory_info", lambda self, index: (1, 2))
+    monkeypatch.setattr(SimulatorBackend, "memory_inof", None, raising=False)
+    assert cli.main(["devices"]) == 0
+    out = capsys.readouterr().out
+    assert "sim:0: OSError: the driver is gone" in out
+    assert "sim:1: BackendError: device_name() of SimulatorBackend returned b'bytes'" in out
+    assert "memory_info(1) of SimulatorBackend returned (1, 2)" in out
+    assert "\ncpu " in out
+    assert cli.main(["backends"]) == 0
+    out = capsys.readouterr().out
+    assert "sim (anydevice): memory_info(1) of SimulatorBackend returned (1, 2)" in out
+    assert "did you mean 'memory_info'?" in out

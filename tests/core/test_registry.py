@@ -487,3 +487,147 @@ def test_a_warning_of_a_plugin_reaches_the_user(plugins):
         warnings.simplefilter("always")
         assert record_of("maia").status == "available"
     assert [str(w.message) for w in caught] == ["beta"]
+
+
+# ---------------------------------------------------------------------- vendors' mistakes
+
+
+def test_the_vendors_package_is_imported_before_any_question(plugins):
+    """Also where the backend counts by itself, as a driver's library would."""
+    source = GOOD + '\n    Backend.torch_package = "torch_first"\n'
+    package = plugins.folder / "torch_first.py"
+    package.write_text("import sys; sys.first = True")
+    plugins.modules.append("torch_first")
+    plugins.add("anydevice-foo", source, kind="maia")
+    for question in (lambda: registry.get_backend("maia"), anydevice.available_devices):
+        sys.modules.pop("torch_first", None)
+        registry._registry.reset()
+        question()
+        assert "torch_first" in sys.modules
+
+
+def test_a_vendors_package_that_fails_is_named_and_breaks_nothing(plugins):
+    (plugins.folder / "torch_bad_driver.py").write_text("raise OSError('libfoo.so: not found')")
+    plugins.add(
+        "anydevice-foo", GOOD + '\n    Backend.torch_package = "torch_bad_driver"\n', kind="maia"
+    )
+    reason = "importing torch_bad_driver failed: OSError: libfoo.so: not found"
+    assert record_of("maia").reason == reason
+    assert registry.get_backend("maia") is not None
+    assert anydevice.available_devices() == [torch.device("cpu")]
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda", "npu"])
+def test_a_package_that_claims_a_built_in_type_leaves_the_built_in_one(plugins, monkeypatch, kind):
+    plugins.add("anydevice-rival", GOOD, point="rival", kind=kind)
+    assert type(registry.get_backend(kind)).__module__ == f"anydevice_backends.{kind}"
+    rival = record_of(kind, "anydevice-rival")
+    assert (rival.status, rival.backend) == ("duplicate", None)
+    assert f"ANYDEVICE_BACKENDS={kind}@anydevice-rival" in rival.reason
+    monkeypatch.setenv("ANYDEVICE_BACKENDS", f"{kind}@anydevice-rival")
+    registry.refresh()
+    assert type(registry.get_backend(kind)).__module__ == "plugin_anydevice_rival"
+    assert record_of(kind, "anydevice").status == "excluded"
+
+
+@pytest.mark.parametrize("count", ["-1", "'2'", "None", "2.0", "True"])
+def test_a_count_that_is_none_is_named_with_what_was_returned(plugins, count):
+    plugins.add("anydevice-foo", GOOD.replace("return 2", f"return {count}"), kind="maia")
+    assert f"device_count() of Backend returned {count}, not a number" in record_of("maia").reason
+
+
+def test_an_answer_that_is_no_truth_is_named(plugins):
+    plugins.add(
+        "anydevice-foo", GOOD + "\n    Backend.is_available = lambda s: 'no'\n", kind="maia"
+    )
+    assert "is_available() of Backend returned 'no', not a bool" in record_of("maia").reason
+
+
+@pytest.mark.parametrize(
+    ("answer", "good"),
+    [
+        ("(1, 2)", False),
+        ("MemoryInfo('1', 2)", False),
+        ("MemoryInfo(-1, 2)", False),
+        ("MemoryInfo(float('nan'), 2)", False),
+        ("None", False),
+        ("MemoryInfo(1.0, 2)", True),
+    ],
+)
+def test_memory_that_is_no_memory_info_is_named(plugins, answer, good):
+    source = GOOD + (
+        "\n    from anydevice.backend import MemoryInfo"
+        f"\n    Backend.memory_info = lambda self, index: {answer}\n"
+    )
+    plugins.add("anydevice-foo", source, kind="maia")
+    if good:
+        assert registry.measure_memory("maia:1").free == 1
+        return
+    with pytest.raises(BackendError, match=r"anydevice-foo 1\.0") as caught:
+        registry.measure_memory(torch.device("maia", 1))
+    assert "memory_info(1) of Backend returned" in str(caught.value)
+    assert any("memory_info(1) of Backend" in note for note in record_of("maia").notes)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Time that a plugin passes by ``sys.now += seconds``."""
+    monkeypatch.setattr(sys, "now", 0.0, raising=False)
+    monkeypatch.setattr("anydevice.registry.records._clock", lambda: sys.now)
+
+
+def test_a_plugin_slow_to_import_is_named(plugins, clock):
+    plugins.add("anydevice-foo", "import sys; sys.now += 3\n" + textwrap.dedent(GOOD), kind="maia")
+    with pytest.warns(
+        UserWarning, match="anydevice-foo 1.0.* is slow: importing the plugin .*3.0 s"
+    ):
+        anydevice.available_devices()
+    assert record_of("maia").notes == ["importing the plugin took 3.0 s"]
+
+
+def test_a_backend_slow_to_count_is_asked_once_and_named(plugins, clock):
+    source = GOOD.replace("return 2", "import sys; sys.now += 2.5; return int(sys.now)")
+    plugins.add("anydevice-foo", source, kind="maia")
+    with pytest.warns(UserWarning, match="counting its devices took 2.5 s"):
+        record_of("maia")
+    for _ in range(3):
+        assert len(anydevice.available_devices()) == 3
+    assert sys.now == 2.5
+
+
+@pytest.mark.parametrize(
+    ("stated", "status", "words"),
+    [
+        ("None", "available", ""),
+        ("'1.0'", "available", ""),
+        ("'1.99'", "available", "written for version 1.99"),
+        ("'0.9'", "broken", "update the backend's package"),
+        ("'2.0'", "broken", "update anydevice"),
+        ("'new'", "broken", "interface_version is 'new'"),
+        ("1.0", "broken", "interface_version is 1.0"),
+    ],
+)
+def test_the_interface_version_that_a_backend_was_written_for(plugins, stated, status, words):
+    plugins.add(
+        "anydevice-foo", GOOD + f"\n    Backend.interface_version = {stated}\n", kind="maia"
+    )
+    record = record_of("maia")
+    assert record.status == status
+    assert words in " ".join([record.reason, *record.notes])
+    assert bool(words) == bool(record.reason or record.notes)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [
+        ("ANYDEVICE_BACKENDS", "cdua", "did you mean 'cuda'"),
+        ("ANYDEVICE_BACKENDS", "-nqu", "did you mean 'npu'"),
+        ("ANYDEVICE_BACKENDS", "cuda@anydevise", "did you mean 'anydevice'"),
+        ("ANYDEVICE_BACKEND", "cpu", "did you mean ANYDEVICE_BACKENDS"),
+    ],
+)
+def test_a_misspelled_choice_is_warned_of(plugins, monkeypatch, variable, value, words):
+    monkeypatch.setenv(variable, value)
+    registry.refresh()
+    with pytest.warns(UserWarning, match=words):
+        anydevice.available_devices()

@@ -101,7 +101,7 @@ class FreeIsTooCoarse(Fault):
 class CacheIsNotFree(Fault):
     """Free is the driver's alone: what this process has cached counts as used."""
 
-    def _cached_bytes(self, index: int) -> int:
+    def _anydevice_cached_bytes(self, index: int) -> int:
         return 0
 
 
@@ -126,7 +126,9 @@ class CacheCountedTwice(Fault):
         self.remembered: dict[int, int] = {}
 
     def empty_cache(self, index: int) -> None:
-        self.remembered[index] = max(self._cached_bytes(index), self.remembered.get(index, 0))
+        self.remembered[index] = max(
+            self._anydevice_cached_bytes(index), self.remembered.get(index, 0)
+        )
         super().empty_cache(index)
 
     def memory_info(self, index: int) -> MemoryInfo:
@@ -158,7 +160,7 @@ class CacheLostByEmptyCache(Fault):
         self.given: dict[int, int] = {}
 
     def empty_cache(self, index: int) -> None:
-        self.given[index] = self.given.get(index, 0) + self._cached_bytes(index)
+        self.given[index] = self.given.get(index, 0) + self._anydevice_cached_bytes(index)
         super().empty_cache(index)
 
     def memory_info(self, index: int) -> MemoryInfo:

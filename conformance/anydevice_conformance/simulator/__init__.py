@@ -12,24 +12,28 @@ cache), and importing this package neither compiles nor starts anything.
 
 from __future__ import annotations
 
-from .build import SimulatorUnavailableError
-from .control import (
-    ENVIRONMENT_VARIABLE,
-    TraceRecord,
-    advance_clock,
-    clock_us,
-    configure,
-    counters,
-    drain,
-    install,
-    install_from_env,
-    installed_name,
-    is_installed,
-    pinned_bytes,
-    reset_counters,
-    trace,
-)
-from .options import Options
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .build import SimulatorUnavailableError
+    from .control import (
+        ENVIRONMENT_VARIABLE,
+        TraceRecord,
+        advance_clock,
+        clock_us,
+        configure,
+        counters,
+        drain,
+        install,
+        install_from_env,
+        installed_name,
+        is_installed,
+        pinned_bytes,
+        reset_counters,
+        trace,
+    )
+    from .options import Options
 
 __all__ = [
     "ENVIRONMENT_VARIABLE",
@@ -49,3 +53,15 @@ __all__ = [
     "reset_counters",
     "trace",
 ]
+
+#: Where each name is defined. Imported when first asked for: every discovery of backends imports
+#: this package, and most of them have no use for a simulator.
+_HOMES = {"Options": "options", "SimulatorUnavailableError": "build"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{_HOMES.get(name, 'control')}", __name__), name)
+    globals()[name] = value
+    return value

@@ -6,14 +6,17 @@ variable ``ANYDEVICE_SIMULATOR`` asks for it; then the first question installs i
 
 from __future__ import annotations
 
+import os
+import sys
 import warnings
+from typing import Final
 
 from anydevice.backend import Capabilities, DeviceBackend, hookimpl
 
-from .build import SimulatorUnavailableError
-from .control import ENVIRONMENT_VARIABLE, install_from_env, installed_name
-
 __all__ = ["SimulatorBackend", "anydevice_backends"]
+
+
+_VARIABLE: Final = "ANYDEVICE_SIMULATOR"
 
 
 class SimulatorBackend(DeviceBackend):
@@ -33,11 +36,10 @@ class SimulatorBackend(DeviceBackend):
 
     def is_available(self) -> bool:
         """Say whether the simulator is installed as ``sim``, installing it if that was asked."""
-        try:
-            install_from_env()
-        except (SimulatorUnavailableError, ValueError) as error:
-            warnings.warn(f"{ENVIRONMENT_VARIABLE} is set, but {error}", stacklevel=2)
-        return installed_name() == self.device_type
+        fault = self._install()
+        if fault:
+            warnings.warn(f"{_VARIABLE} is set, but {fault}", stacklevel=2)
+        return _installed_name() == self.device_type
 
     def device_count(self) -> int:
         """How many devices `simulator.configure` made; 0 while it is not installed."""
@@ -45,14 +47,33 @@ class SimulatorBackend(DeviceBackend):
 
     def why_unavailable(self) -> str:
         """How to have one."""
-        name = installed_name()
+        name = _installed_name()
         if name is not None and name != self.device_type:
             return (
                 f"the simulator plays {name!r} in this process, and can play one type only: name "
                 f"{name!r} instead, or start a process that leaves it out "
-                f"(ANYDEVICE_BACKENDS=-{name} {ENVIRONMENT_VARIABLE}=1)"
+                f"(ANYDEVICE_BACKENDS=-{name} {_VARIABLE}=1)"
             )
-        return f"not started: set {ENVIRONMENT_VARIABLE}=1, or call simulator.configure()"
+        return self._install() or f"not started: set {_VARIABLE}=1, or call simulator.configure()"
+
+    def _install(self) -> str:
+        """Install what the environment asks for, if it asks; return why it cannot be."""
+        if not os.environ.get(_VARIABLE):
+            return ""
+        from .build import SimulatorUnavailableError
+        from .control import install_from_env
+
+        try:
+            install_from_env()
+        except (SimulatorUnavailableError, ValueError) as error:
+            return str(error)
+        return ""
+
+
+def _installed_name() -> str | None:
+    """The type that the simulator plays. Nobody installed it whose module was never imported."""
+    control = sys.modules.get(f"{__package__}.control")
+    return None if control is None else control.installed_name()
 
 
 @hookimpl

@@ -15,6 +15,7 @@ __all__ = ["MODES", "Memory", "Mode", "Options", "parse_options"]
 Mode = Literal["sync", "lazy", "thread", "random"]
 #: The modes, each at the index by which the compiled part knows it.
 MODES: Final[tuple[str, ...]] = get_args(Mode)
+_MOST_DEVICES: Final = 16
 #: Bytes as a number, or text such as ``"64MiB"``.
 Memory = int | str
 
@@ -104,6 +105,8 @@ def parse_options(text: str) -> Options:
                 f"names {', '.join(_READERS)}"
             )
         given[name] = _READERS[name](value)
+    if not 1 <= given.get("devices", 1) <= _MOST_DEVICES:
+        raise ValueError(f"devices={given['devices']}: there can be 1 to {_MOST_DEVICES}")
     return Options(**given)
 
 

@@ -6,8 +6,8 @@ local variable::
 
     self.module.name(...)           torch.<device type>.name(...)      torch.any.name(...)
     getattr(self.module, "name")(...)                  may be missing if a default is given
-    self._query("name", "other", index)                or else torch.accelerator.other(index)
-    self._function("name")(...)                        or else torch.accelerator.name(...)
+    self._anydevice_query("name", "other", index)    or else torch.accelerator.other(index)
+    self._anydevice_function("name")(...)            or else torch.accelerator.name(...)
     stream.name(...), event.name(...)                  methods of the module's Stream and Event
 """
 
@@ -36,7 +36,7 @@ _NEEDS = {
     "rng_state": "device_rng",
     "set_rng_state": "device_rng",
     "new_grad_scaler": "grad_scaling",
-    "_cached_bytes": "caching_allocator",
+    "_anydevice_cached_bytes": "caching_allocator",
 }
 
 
@@ -226,7 +226,7 @@ class _Reader(ast.NodeVisitor):
         )
 
     def _queried(self, node: ast.Call) -> Target | None:
-        names = _self_call(node, "_query")
+        names = _self_call(node, "_anydevice_query")
         if len(names) < 2:
             return None
         return Target("module", names[0], fallback=f"accelerator.{names[1]}")
@@ -244,7 +244,7 @@ class _Reader(ast.NodeVisitor):
                 return Target("module", "") if node.attr == "module" else None
             return self._within(self._target(node.value), node.attr)
         if isinstance(node, ast.Call):
-            names = _self_call(node, "_function")
+            names = _self_call(node, "_anydevice_function")
             if names:
                 return Target("module", names[0], fallback=f"accelerator.{names[0]}")
             if _is_name(node.func, "getattr") and isinstance(node.args[1], ast.Constant):

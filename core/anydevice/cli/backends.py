@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from anydevice import registry
+from anydevice.backend_check import member_faults
 from anydevice.cli.text import table
 
 __all__ = ["register"]
@@ -25,6 +26,10 @@ def _run(args: argparse.Namespace) -> int:
             "device_type": record.device_type,
             "status": record.status,
             "reason": record.reason,
+            "notes": [
+                *record.notes,
+                *(member_faults(record.backend) if record.backend is not None else ()),
+            ],
             "distribution": record.distribution,
             "version": record.version,
             "entry_point": record.entry_point,
@@ -40,4 +45,7 @@ def _run(args: argparse.Namespace) -> int:
         for f in found
     ]
     print(table(head, rows))
+    for f in found:
+        for note in f["notes"]:
+            print(f"{f['device_type']} ({f['distribution']}): {note}")
     return 0

@@ -25,21 +25,27 @@ def describe_devices() -> list[dict[str, Any]]:
     found = []
     for device in registry.available_devices():
         record = packages[device.type]
-        backend = registry.get_backend(device)
+        backend = record.backend
+        assert backend is not None
         index = device.index or 0
         entry: dict[str, Any] = {
             "device": str(device),
             "backend": type(backend).__name__,
             "package": record.package,
-            "name": backend.device_name(index),
+            "name": "?",
             "free": None,
             "total": None,
             "capabilities": backend.capabilities.claimed(),
         }
+        # One device's fault must not hide the others.
         try:
-            memory = backend.memory_info(index)
+            entry["name"] = record.ask("device_name", index)
+        except Exception as error:  # noqa: BLE001 - see above
+            entry["name_error"] = f"{type(error).__name__}: {error}"
+        try:
+            memory = record.memory_info(index)
             entry |= {"free": memory.free, "total": memory.total}
-        except Exception as error:  # noqa: BLE001 - one device's fault must not hide the others
+        except Exception as error:  # noqa: BLE001 - see above
             entry["memory_error"] = f"{type(error).__name__}: {error}"
         found.append(entry)
     return found
@@ -60,7 +66,12 @@ def devices_table(found: list[dict[str, Any]]) -> str:
         for entry in found
     ]
     head = ["DEVICE", "NAME", "FREE", "TOTAL", "PACKAGE", "BACKEND", "CAPABILITIES"]
-    notes = [f"{e['device']}: {e['memory_error']}" for e in found if "memory_error" in e]
+    notes = [
+        f"{entry['device']}: {entry[key]}"
+        for entry in found
+        for key in ("name_error", "memory_error")
+        if key in entry
+    ]
     return "\n".join([table(head, rows), *notes])
 
 

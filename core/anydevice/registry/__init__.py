@@ -14,6 +14,7 @@ cannot be left out: weights start and end there. A name that matches nothing is 
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import os
 import threading
@@ -166,12 +167,12 @@ def measure_memory(device: str | torch.device) -> MemoryInfo:
         UnknownDeviceError, BackendError: as `get_backend`; or the answer is no `MemoryInfo`.
         NotImplementedError: the device does not tell; other errors are the backend's own.
     """
-    backend = get_backend(device)
-    index = torch.device(device).index or 0
+    kind, _, number = str(device).partition(":")
+    backend = get_backend(kind)
     record = _find(backend.device_type)
     if record is None or record.backend is not backend:  # a stand-in of a test
         record = BackendRecord("", "", "", backend.device_type, backend)
-    return record.memory_info(index)
+    return record.memory_info(int(number or 0))
 
 
 def available_devices() -> list[torch.device]:
@@ -216,5 +217,12 @@ def _is_torchs_own(record: BackendRecord) -> bool:
 
 def _environment_faults(selection: Selection, records: list[BackendRecord]) -> list[str]:
     names = {name for r in records for name in (r.entry_point, r.device_type)}
+    # A type that stays claimed twice has an error of its own, which names the packages to pick.
     packages = sorted({r.distribution for r in records})
+    picks = {
+        kind: package
+        for kind, package in selection.picks.items()
+        if not any(r.device_type == kind and r.status == "duplicate" for r in records)
+    }
+    selection = dataclasses.replace(selection, picks=picks)
     return [*selection.faults(names, packages), *unknown_variables()]

@@ -10,12 +10,8 @@ from typing import Any, Final
 
 import pluggy
 
-from anydevice.backend import (
-    ENTRY_POINT_GROUP,
-    Capabilities,
-    DeviceBackend,
-    version_fault,
-)
+from anydevice.backend import ENTRY_POINT_GROUP, Capabilities, DeviceBackend
+from anydevice.backend_check import version_fault
 from anydevice.errors import BackendError
 from anydevice.registry.records import BackendRecord
 from anydevice.registry.selection import ENVIRONMENT_VARIABLE, Selection, normal
@@ -55,9 +51,23 @@ class _Distributions:
         if dist is None:
             return "unknown", ""
         if id(dist) not in self._known:
-            metadata = dist.metadata
-            self._known[id(dist)] = dist, (metadata["Name"], metadata["Version"])
+            self._known[id(dist)] = dist, _name_and_version(dist)
         return self._known[id(dist)][1]
+
+
+def _name_and_version(dist: importlib.metadata.Distribution) -> tuple[str, str]:
+    # Of the headers alone: `dist.metadata` parses the whole readme behind them, which takes longer
+    # than all else that discovery does.
+    found: dict[str, str] = {}
+    for line in (dist.read_text("METADATA") or "").splitlines():
+        key, colon, value = line.partition(": ")
+        if not colon or len(found) == 2:
+            break
+        if key in ("Name", "Version"):
+            found[key] = value.strip()
+    if len(found) < 2:
+        return dist.metadata["Name"], dist.metadata["Version"]
+    return found["Name"], found["Version"]
 
 
 def _load(

@@ -58,6 +58,8 @@ class BackendRecord:
     notes: list[str] = dataclasses.field(default_factory=list)
     #: The `DeviceBackend.torch_package` that was looked for and not found, or failed to import.
     _absent: str | None = dataclasses.field(default=None, repr=False, compare=False)
+    #: Why the import of that package failed.
+    _import_fault: str = dataclasses.field(default="", repr=False, compare=False)
     #: The answer of a backend that is too slow to be asked twice.
     _slow_count: int | None = dataclasses.field(default=None, repr=False, compare=False)
     #: Notes of which the user was not warned yet.
@@ -68,30 +70,23 @@ class BackendRecord:
         """Distribution and version, for messages."""
         return f"{self.distribution} {self.version}".strip()
 
-    def prepare(self) -> bool:
-        """Import the vendor's torch package, so that torch knows the device.
+    def prepare(self) -> None:
+        """Import the vendor's torch package, so that torch knows the device. Never raises.
 
-        Returns:
-            Whether the device can be asked about. False when the package is not installed and torch
-            does not know the type, or when its import fails; `reason` then says so.
+        A package that is not installed, or whose import fails, is not tried again.
         """
         package = self.backend.torch_package if self.backend is not None else None
-        if package is None or package in sys.modules:
-            return self.backend is not None
-        if package == self._absent:  # a search of all of sys.path is slow: not twice
-            return False
+        if package is None or package == self._absent or package in sys.modules:
+            return
         if not _is_installed(package):
             self._absent = package
-            self._unavailable(f"{package} is not installed")
-            return False
+            return
         try:
             with self.timed(f"importing {package}"):
                 importlib.import_module(package)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a vendor's package can fail in any way
             self._absent = package
-            self._unavailable(f"importing {package} failed: {type(error).__name__}: {error}")
-            return False
-        return True
+            self._import_fault = f"importing {package} failed: {type(error).__name__}: {error}"
 
     def count(self) -> int:
         """How many devices the backend has now; 0 with a `reason` when none, or when it fails."""
@@ -100,8 +95,24 @@ class BackendRecord:
             return 0
         if self._slow_count is not None:
             return self._slow_count
-        if not self.prepare():
-            return 0
+        package = backend.torch_package
+        if package is not None and package == self._absent and package not in sys.modules:
+            if self.reason:  # it was asked before
+                return 0
+        else:
+            self.prepare()
+        if self._import_fault:
+            return self._unavailable(self._import_fault)
+        count, fault, slow = self._ask_count(backend)
+        self._slow_count = count if slow else None
+        self.warn()
+        if fault or not count:
+            return self._unavailable(fault or _why(backend))
+        self.status, self.reason = "available", ""
+        return count
+
+    def _ask_count(self, backend: DeviceBackend) -> tuple[int, str, bool]:
+        """The count, or 0 and what is wrong; and whether it took long."""
         before = len(self.notes)
         count, fault = 0, ""
         try:
@@ -111,15 +122,7 @@ class BackendRecord:
                 torch.device(self.device_type)  # raises when torch does not know the type
         except Exception as error:  # noqa: BLE001 - one bad backend must not break another device
             count, fault = 0, _text(error)
-        if len(self.notes) > before:
-            self._slow_count = count
-        self.warn()
-        if fault:
-            return self._unavailable(fault)
-        if not count:
-            return self._unavailable(_why(backend))
-        self.status, self.reason = "available", ""
-        return count
+        return count, fault, len(self.notes) > before
 
     def memory_info(self, index: int) -> MemoryInfo:
         """Free and total memory of device ``index`` in bytes, checked.
@@ -187,7 +190,9 @@ class BackendRecord:
 
 
 def _count(backend: DeviceBackend) -> int:
-    here: Any = backend.is_available()
+    # The default of `is_available` asks `device_count`, and would hide a count such as -1.
+    inherited = getattr(backend.is_available, "__func__", None) is DeviceBackend.is_available
+    here: Any = True if inherited else backend.is_available()
     if not type(here).__name__.startswith("bool"):  # Python's and numpy's
         raise BackendError(f"is_available() of {_name(backend)} returned {here!r}, not a bool")
     if not here:

@@ -92,7 +92,7 @@ def unknown_variables() -> Iterator[str]:
         if name.startswith("ANYDEVICE") and name not in _VARIABLES:
             close = difflib.get_close_matches(name, _VARIABLES, 1, 0.88)
             if close:
-                yield f"{name} is set, and anydevice reads no such variable: did you mean {close[0]}?"
+                yield f"{name} is set, and nothing reads it: did you mean {close[0]}?"
 
 
 def normal(distribution: str) -> str:
