@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 import anydevice
+from anydevice.backend import INTERFACE_VERSION
 
 __all__ = ["write_package"]
 
@@ -50,13 +51,16 @@ def write_package(
     root = folder / name
     if root.exists():
         raise ValueError(f"{root} is there already; choose another name or --output")
+    major, minor = anydevice.__version__.split(".")[:2]
     words = {
         "NAME": name,
         "MODULE": re.sub(r"[^A-Za-z0-9]+", "_", name).lower(),
         "TYPE": device_type,
         "CLASS": "".join(part.capitalize() for part in device_type.split("_")),
         "TORCH_PACKAGE": package,
-        "ANYDEVICE": ".".join(anydevice.__version__.split(".")[:2]),
+        "ANYDEVICE": f"{major}.{minor}",
+        "NEXT": f"{int(major) + 1}.0",
+        "INTERFACE": INTERFACE_VERSION,
     }
     written = []
     for template, target in _FILES.items():
