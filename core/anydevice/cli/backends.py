@@ -21,7 +21,7 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    found = [
+    found: list[dict[str, Any]] = [
         {
             "device_type": record.device_type,
             "status": record.status,
