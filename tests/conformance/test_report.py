@@ -324,7 +324,7 @@ def test_badge_is_svg(mixed):
     root = ElementTree.fromstring(badge(mixed))
     assert root.tag.endswith("svg")
     texts = [element.text for element in root.iter() if element.tag.endswith("text")]
-    assert texts == ["anydevice spec 1.0 · foo", "failed"]
+    assert texts == ["anydevice spec 1.1 · foo", "failed"]
 
 
 def test_write_writes_all_four(mixed, tmp_path):
