@@ -26,6 +26,7 @@ class CudaBackend(DeviceBackend):
     """
 
     device_type = "cuda"
+    kind = "gpu"
     capabilities = Capabilities(
         caching_allocator=True,
         streams=True,

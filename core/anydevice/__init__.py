@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     )
     from anydevice.errors import AnyDeviceError
     from anydevice.loading import load_checkpoint_in_model
+    from anydevice.logging import get_logger
     from anydevice.placement import Placement, infer_auto_device_map
     from anydevice.pretrained import from_pretrained
+    from anydevice.processes import DistributedType, PartialState
     from anydevice.registry import available_devices, get_backend, list_backends
     from anydevice.transfer import profile_transfers
 
@@ -35,7 +37,9 @@ _HOMES = {
     "AnyDeviceError": "errors",
     "Capabilities": "backend",
     "DeviceBackend": "backend",
+    "DistributedType": "processes",
     "MemoryInfo": "backend",
+    "PartialState": "processes",
     "Placement": "placement",
     "available_devices": "registry",
     "cpu_offload": "dispatch",
@@ -44,6 +48,7 @@ _HOMES = {
     "dispatch_model": "dispatch",
     "from_pretrained": "pretrained",
     "get_backend": "registry",
+    "get_logger": "logging",
     "infer_auto_device_map": "placement",
     "init_empty_weights": "dispatch",
     "init_on_device": "dispatch",
@@ -58,7 +63,9 @@ __all__ = [
     "AnyDeviceError",
     "Capabilities",
     "DeviceBackend",
+    "DistributedType",
     "MemoryInfo",
+    "PartialState",
     "Placement",
     "__version__",
     "available_devices",
@@ -68,6 +75,7 @@ __all__ = [
     "dispatch_model",
     "from_pretrained",
     "get_backend",
+    "get_logger",
     "infer_auto_device_map",
     "init_empty_weights",
     "init_on_device",

@@ -131,6 +131,8 @@ class DeviceBackend:
     interface_version: str | None = None
     #: Order in ``device_map="auto"``: higher first. The host has 0.
     priority: int = 100
+    #: The word for it in names such as ``DistributedType.MULTI_FOO``; None: the device type.
+    kind: str | None = None
     #: What the device can do.
     capabilities: Capabilities = Capabilities()
     #: The name that ``torch.distributed`` gives to the device's collectives, such as ``"gloo"``.

@@ -18,6 +18,9 @@
     │   └── CheckpointMismatchError                keys, shapes or dtypes are not the model's
     ├── OffloadStoreError         (RuntimeError)   an offload folder that cannot be used
     │   └── DiskFullError         (OSError)        no room to write it
+    ├── ProcessGroupError         (RuntimeError)   processes that cannot work together
+    │   ├── MissingRankError      (TimeoutError)   some of them did not come, or died
+    │   └── CollectiveMismatchError (ValueError)   they do not do the same, or with the same shapes
     ├── OptionError               (ValueError)     an argument that cannot be used
     └── MissingDependencyError    (ImportError)    an optional package is needed
 
@@ -91,6 +94,18 @@ class OffloadStoreError(AnyDeviceError, RuntimeError):
 
 class DiskFullError(OffloadStoreError, OSError):
     """No room on the disk; the message gives bytes needed and bytes free."""
+
+
+class ProcessGroupError(AnyDeviceError, RuntimeError):
+    """Processes that cannot meet, or cannot work together."""
+
+
+class MissingRankError(ProcessGroupError, TimeoutError):
+    """Not all processes came within the time allowed, or one died; the message names which."""
+
+
+class CollectiveMismatchError(ProcessGroupError, ValueError):
+    """The processes make different calls, or bring different data; the message has each one's."""
 
 
 class OptionError(AnyDeviceError, ValueError):

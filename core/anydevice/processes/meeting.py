@@ -1,0 +1,222 @@
+"""Meetings: before a collective, all ranks compare what each is about to do.
+
+A collective that not every rank makes, or that ranks make with different shapes, hangs or crashes
+in most libraries. Here each rank first puts a few bytes into the store that the group shares, and
+reads those of the others: one round trip to the store, no work on the device. What differs is an
+error on every rank, which names each rank's line of code. A rank that does not come within the
+time allowed, has ended or has died is an error on all that wait for it.
+
+The host polls rather than waits at the store: a wait that ends without an answer is logged by torch
+as a fault, and a rank that is a second late is none.
+
+[Note: what stays in the store] Each meeting has a number, the same on all ranks, and one key a
+rank. A rank at meeting n has seen all keys of n-1, so every rank has finished reading those of
+n-2: each deletes its own then. What a rank is doing, for messages, is one key a rank, overwritten.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import datetime
+import hashlib
+import json
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import torch.distributed as dist
+
+from anydevice.errors import CollectiveMismatchError, MissingRankError
+
+__all__ = ["Meetings", "calling_line"]
+
+#: How often, in seconds, a waiting rank looks whether the missing ones are alive.
+_LOOK: Final = 0.5
+#: A waiting rank sleeps for this part of the time waited, and for so many seconds at most.
+_PART: Final = 0.05
+_LONGEST: Final = 0.02
+#: How long, in seconds, a rank that leaves waits for the others to have read what it said last.
+_LEAVE_LIMIT: Final = 5.0
+_LEFT: Final = "left"
+
+
+class Meetings:
+    """The meetings of one process group.
+
+    Args:
+        store: the group's.
+        rank: of this process.
+        size: of the group.
+        limit: how long a rank waits for the others.
+    """
+
+    def __init__(
+        self, store: dist.Store, rank: int, size: int, limit: datetime.timedelta
+    ) -> None:
+        self._store = dist.PrefixStore("meetings", _own_connection(store))
+        self._rank, self._size, self._limit = rank, size, limit
+        self._number = 0
+        self._store.set(f"host/{rank}", f"{socket.gethostname()}:{os.getpid()}")
+        atexit.register(self.leave)
+
+    def meet(self, call: str, description: Any = None) -> None:
+        """Wait for all ranks, and see that they are here for the same.
+
+        Args:
+            call: what this rank is about to do, such as ``"gather"``.
+            description: plain data that must be equal on all ranks, such as shapes.
+
+        Raises:
+            CollectiveMismatchError: another rank does something else, or brings something else.
+            MissingRankError: a rank did not come in time, has ended or died.
+        """
+        self._number += 1
+        number, store = self._number, self._store
+        said = {"number": number, "call": call, "line": calling_line(), "brings": description}
+        digest = hashlib.blake2b(repr((call, description)).encode(), digest_size=8).digest()
+        store.set(f"at/{self._rank}", json.dumps(said, default=repr))
+        store.set(f"{number}/{self._rank}", digest)
+        if number > 2:
+            store.delete_key(f"{number - 2}/{self._rank}")
+        digests = self._wait([f"{number}/{rank}" for rank in range(self._size)], said)
+        store.set(f"read/{self._rank}", str(number))
+        if any(other != digest for other in digests):
+            self._disagree(said)
+
+    def leave(self) -> None:
+        """Tell the others that this rank makes no more calls.
+
+        The store may end with this process, so it first waits for the others to have read what
+        was said at the last meeting: for those that live, and 5 seconds at most.
+        """
+        atexit.unregister(self.leave)
+        with contextlib.suppress(RuntimeError):  # the store is gone already, and so all know
+            self._store.set(f"{_LEFT}/{self._rank}", b"1")
+            deadline = time.monotonic() + _LEAVE_LIMIT
+            for rank in range(self._size):
+                while not self._has_read(rank) and time.monotonic() < deadline:
+                    time.sleep(_LONGEST)
+
+    def _has_read(self, rank: int) -> bool:
+        """Whether a rank needs nothing more of what was said here; also one that is gone."""
+        if rank == self._rank or self._number == 0:
+            return True
+        read = f"read/{rank}"
+        if self._store.check([read]) and int(self._store.get(read)) >= self._number:
+            return True
+        return bool(self._why_gone(rank))
+
+    def _wait(self, keys: list[str], said: dict[str, Any]) -> list[bytes]:
+        start = look = time.monotonic()
+        try:
+            while not self._store.check(keys):
+                now = time.monotonic()
+                if now - look > _LOOK or now - start > self._limit.total_seconds():
+                    look = now
+                    self._look(keys, said, late=now - start > self._limit.total_seconds())
+                time.sleep(min(_LONGEST, _PART * (now - start)))
+            found: list[bytes] = self._store.multi_get(keys)
+        except dist.DistNetworkError as error:
+            raise MissingRankError(
+                f"rank {self._rank} at {said['line']} ({said['call']}): the store that the ranks "
+                f"share is gone, so the process that served it has ended: {error!s:.200}"
+            ) from error
+        return found
+
+    def _look(self, keys: list[str], said: dict[str, Any], *, late: bool) -> None:
+        missing = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
+        gone = {rank: why for rank in missing if (why := self._why_gone(rank))}
+        missing = [rank for rank in missing if not self._store.check([keys[rank]])]
+        gone = {rank: why for rank, why in gone.items() if rank in missing}  # it came, then left
+        if missing and (gone or late):
+            # Whoever comes later must not believe that this rank takes part.
+            self._store.set(keys[self._rank], b"gave up")
+            self._give_up(missing, gone, said)
+
+    def _why_gone(self, rank: int) -> str:
+        """Why a rank will never come; empty while it may."""
+        if self._store.check([f"{_LEFT}/{rank}"]):
+            return "has left the group"
+        if not self._store.check([f"host/{rank}"]):
+            return ""
+        host, _, pid = self._store.get(f"host/{rank}").decode().rpartition(":")
+        return "has died" if host == socket.gethostname() and not _is_alive(int(pid)) else ""
+
+    def _give_up(self, missing: list[int], gone: dict[int, str], said: dict[str, Any]) -> None:
+        late = f"did not come within {self._limit.total_seconds():g} s"
+        who = ", ".join(f"rank {rank} {gone.get(rank, late)}" for rank in missing)
+        raise MissingRankError(
+            f"{said['call']} needs all {self._size} ranks, and {who}.\n{self._lines()}\n"
+            "Each rank must make the same calls in the same order: look for a call inside an `if` "
+            "that is true on some ranks only, such as `if is_main_process`."
+        )
+
+    def _disagree(self, said: dict[str, Any]) -> None:
+        others = [self._doing(rank) for rank in range(self._size)]
+        calls = {other.get("call") for other in others if other}
+        what = (
+            "the ranks make different calls"
+            if len(calls) > 1
+            else f"the ranks call {said['call']} with different data"
+        )
+        raise CollectiveMismatchError(
+            f"{what} (this is rank {self._rank}):\n{self._lines()}\n"
+            "Each rank must make the same calls with the same structure, shapes and dtypes. "
+            "Tensors that differ in length: pad_across_processes first, or gather_object."
+        )
+
+    def _lines(self) -> str:
+        """What each rank did last, a line for each."""
+        return "\n".join(
+            f"  rank {rank}: {_show(self._doing(rank))}" for rank in range(self._size)
+        )
+
+    def _doing(self, rank: int) -> dict[str, Any]:
+        if not self._store.check([f"at/{rank}"]):
+            return {}
+        found: dict[str, Any] = json.loads(self._store.get(f"at/{rank}"))
+        return found
+
+
+def calling_line() -> str:
+    """The file and line of the nearest caller outside this package."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        name = frame.f_globals.get("__name__", "")
+        # contextlib stands between a `with` statement and what it enters.
+        if not name.startswith("anydevice.") and name != "contextlib":
+            break
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _show(doing: dict[str, Any]) -> str:
+    if not doing:
+        return "has made no call"
+    brings = f" of {doing['brings']}" if doing.get("brings") not in (None, "", []) else ""
+    return f"{doing['line']} {doing['call']}{brings} (call {doing['number']})"
+
+
+def _own_connection(store: dist.Store) -> dist.Store:
+    """A connection of our own: one that waits blocks whoever else uses it."""
+    with contextlib.suppress(Exception):  # older versions of torch, and files, have no clone
+        return store.clone()  # type: ignore[attr-defined, no-any-return]
+    return store
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    try:  # a zombie has died, and waits to be reaped
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        return state.rpartition(")")[2].split()[0] != "Z"
+    except (OSError, IndexError):
+        return True

@@ -1,0 +1,370 @@
+"""What a process knows of itself and of the others."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, Final, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from anydevice import registry
+from anydevice.backend import DeviceBackend
+from anydevice.devices import parse_device, resolve_device
+from anydevice.errors import OptionError
+from anydevice.processes.environment import Launch, read_launch, setting
+from anydevice.processes.group import collective_backends, join_group
+from anydevice.processes.kinds import DistributedType
+from anydevice.processes.meeting import Meetings
+from anydevice.processes.splitting import split
+
+__all__ = ["PartialState", "wait_for_everyone"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+_HOST: Final = "cpu"
+#: How long one rank waits for the others at a collective, where nobody said.
+_LIMIT: Final = datetime.timedelta(minutes=10)
+_TRUE: Final = frozenset({"1", "true", "yes", "on", "y", "t"})
+
+
+class PartialState:
+    """A process among those that were started together: its rank, its device, the group.
+
+    The first one made reads the environment (torchrun's, SLURM's or MPI's; none: alone), chooses
+    this process's device, makes it the current one, and forms the process group. All others share
+    its state. On the host several processes work together as on any device.
+
+    Args:
+        cpu: use the host, though there is an accelerator.
+        backend: the name of the device's collectives, instead of what its backend names.
+        timeout: how long to wait for other processes, at the start and at each collective.
+        init_method: where the processes meet, instead of the environment's address.
+
+    Attributes:
+        device: this process's `torch.device`.
+        process_index: this process's rank, from 0.
+        num_processes: how many processes there are.
+        local_process_index: the rank among the processes of this machine.
+        local_num_processes: how many this machine runs.
+        distributed_type: a `DistributedType`.
+        backend: the name of the device's collectives; None when alone.
+        device_backend: the `DeviceBackend` of the device.
+        debug: whether ``ACCELERATE_DEBUG_MODE`` is set.
+
+    Raises:
+        ProcessGroupError: the environment contradicts itself, or asks for processes that do not
+            come.
+        UnknownDeviceError: there is no device for this process.
+        OptionError: several processes are asked for on a device without collectives; or this call
+            contradicts the first one.
+
+    Example:
+        >>> from anydevice import PartialState
+        >>> state = PartialState(cpu=True)
+        >>> state.process_index, state.num_processes, state.device.type
+        (0, 1, 'cpu')
+        >>> with state.split_between_processes([1, 2, 3]) as part:
+        ...     state.print(part)
+        [1, 2, 3]
+    """
+
+    #: What all instances share. A test may put another dict in its place.
+    _shared_state: ClassVar[dict[str, Any]] = {}
+
+    device: torch.device
+    process_index: int
+    num_processes: int
+    local_process_index: int
+    local_num_processes: int
+    distributed_type: DistributedType
+    backend: str | None
+    device_backend: DeviceBackend
+    debug: bool
+    fork_launched: bool
+    _meetings: Meetings | None
+
+    def __init__(
+        self,
+        cpu: bool = False,
+        *,
+        backend: str | None = None,
+        timeout: datetime.timedelta | None = None,
+        init_method: str | None = None,
+    ) -> None:
+        self.__dict__ = self._shared_state
+        if not self.initialized:
+            # Nothing is kept of a start that fails.
+            self._shared_state.update(_start(cpu, backend, timeout, init_method))
+        elif cpu and self.device.type != _HOST:
+            raise OptionError(
+                f"PartialState(cpu=True), but this process works on {self.device} since the first "
+                "PartialState() or Accelerator(): say cpu=True there"
+            )
+
+    def __repr__(self) -> str:
+        return (
+            f"Distributed environment: {self.distributed_type}"
+            f"{f'  Backend: {self.backend}' if self.backend else ''}\n"
+            f"Num processes: {self.num_processes}\n"
+            f"Process index: {self.process_index}\n"
+            f"Local process index: {self.local_process_index}\n"
+            f"Device: {self.device}\n"
+        )
+
+    @classmethod
+    def _reset_state(cls) -> None:
+        """Forget all, so that the next one made starts anew. The process group goes on."""
+        cls._shared_state.clear()
+
+    @property
+    def initialized(self) -> bool:
+        """Whether some `PartialState` has been made."""
+        return bool(self._shared_state)
+
+    @property
+    def use_distributed(self) -> bool:
+        """Whether there are several processes."""
+        return self.num_processes > 1
+
+    @property
+    def default_device(self) -> torch.device:
+        """The first accelerator of this machine, or the host."""
+        kind = registry.primary_type()
+        return torch.device(_HOST) if kind is None else registry.get_backend(kind).device(0)
+
+    @property
+    def is_main_process(self) -> bool:
+        """Whether this is process 0."""
+        return self.process_index == 0
+
+    @property
+    def is_last_process(self) -> bool:
+        """Whether this is the process with the highest rank."""
+        return self.process_index == self.num_processes - 1
+
+    @property
+    def is_local_main_process(self) -> bool:
+        """Whether this is process 0 of its machine."""
+        return self.local_process_index == 0
+
+    # ------------------------------------------------------------------ together
+
+    def wait_for_everyone(self) -> None:
+        """Wait until all processes are here.
+
+        Raises:
+            MissingRankError: one did not come in time, has ended or died.
+            CollectiveMismatchError: one makes another call.
+        """
+        self.meet("wait_for_everyone")
+
+    def meet(self, call: str, description: Any = None) -> None:
+        """See that all ranks are about to do the same; see `Meetings.meet`. Nothing when alone."""
+        if self._meetings is not None and self.num_processes > 1:
+            self._meetings.meet(call, description)
+
+    @contextlib.contextmanager
+    def main_process_first(self) -> Iterator[None]:
+        """Have process 0 run the context's body before all others."""
+        with self._first(self.is_main_process, "main_process_first"):
+            yield
+
+    @contextlib.contextmanager
+    def local_main_process_first(self) -> Iterator[None]:
+        """Have process 0 of each machine run the context's body before the others."""
+        with self._first(self.is_local_main_process, "local_main_process_first"):
+            yield
+
+    @contextlib.contextmanager
+    def _first(self, goes_first: bool, call: str) -> Iterator[None]:
+        if not goes_first:
+            self.meet(call)
+        try:
+            yield
+        finally:  # also where the body fails: the others wait
+            if goes_first:
+                self.meet(call)
+
+    @contextlib.contextmanager
+    def split_between_processes(self, inputs: Any, apply_padding: bool = False) -> Iterator[Any]:
+        """Give each process its share of ``inputs`` for the context.
+
+        Args:
+            inputs: a list, tuple, tensor or array, or a mapping of equally long ones; the same
+                on each process.
+            apply_padding: repeat the last item until all shares are equally long, as `gather`
+                needs it.
+
+        Raises:
+            OptionError: the data cannot be divided.
+        """
+        yield split(inputs, self.process_index, self.num_processes, apply_padding=apply_padding)
+
+    # ------------------------------------------------------------------ on some processes only
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """`print`, on process 0 of each machine."""
+        if self.is_local_main_process:
+            print(*args, **kwargs)
+
+    def on_main_process(self, function: F | None = None) -> Any:
+        """Decorate a function so that only process 0 runs it; elsewhere it returns None."""
+        return self._only(lambda: self.is_main_process, function)
+
+    def on_local_main_process(self, function: F | None = None) -> Any:
+        """Decorate a function so that only process 0 of each machine runs it."""
+        return self._only(lambda: self.is_local_main_process, function)
+
+    def on_last_process(self, function: F | None = None) -> Any:
+        """Decorate a function so that only the process with the highest rank runs it."""
+        return self._only(lambda: self.is_last_process, function)
+
+    def on_process(self, function: F | None = None, process_index: int | None = None) -> Any:
+        """Decorate a function so that only one process runs it.
+
+        Raises:
+            OptionError: there is no such process.
+        """
+        self._need_rank("process_index", process_index, self.num_processes)
+        return self._only(lambda: self.process_index == process_index, function)
+
+    def on_local_process(
+        self, function: F | None = None, local_process_index: int | None = None
+    ) -> Any:
+        """Decorate a function so that only one process of each machine runs it.
+
+        Raises:
+            OptionError: there is no such process.
+        """
+        self._need_rank("local_process_index", local_process_index, self.local_num_processes)
+        return self._only(lambda: self.local_process_index == local_process_index, function)
+
+    def _need_rank(self, name: str, rank: int | None, size: int) -> None:
+        if rank is None or not 0 <= rank < size:
+            raise OptionError(f"{name}={rank}: give a rank from 0 to {size - 1}")
+
+    def _only(self, here: Callable[[], bool], function: F | None) -> Any:
+        if function is None:
+            return functools.partial(self._only, here)
+
+        @functools.wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return function(*args, **kwargs) if here() else None
+
+        return run
+
+    # ------------------------------------------------------------------ device and group
+
+    def set_device(self) -> None:
+        """Make this process's device the current one of the calling thread."""
+        if self.device.index is not None:
+            self.device_backend.set_device(self.device.index)
+
+    def destroy_process_group(self, group: Any = None) -> None:
+        """End the process group, or ``group`` alone. Nothing when there is none."""
+        if group is not None:
+            dist.destroy_process_group(group)
+            return
+        if self._meetings is not None:
+            self._meetings.leave()
+            self._meetings = None
+        if dist.is_available() and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def wait_for_everyone() -> None:
+    """Wait until all processes are here; see `PartialState.wait_for_everyone`."""
+    PartialState().wait_for_everyone()
+
+
+# ---------------------------------------------------------------------- the first one made
+
+
+def _start(
+    cpu: bool,
+    backend: str | None,
+    timeout: datetime.timedelta | None,
+    init_method: str | None,
+) -> dict[str, Any]:
+    """The shared state: reads the environment, chooses the device, forms the group."""
+    there_is_a_group = dist.is_available() and dist.is_initialized()
+    launch = _launch_of_group() if there_is_a_group else read_launch()
+    device = _choose_device(launch, cpu)
+    device_backend = registry.get_backend(device)
+    if device.index is not None:
+        device_backend.set_device(device.index)
+    store = _group_store() if there_is_a_group else None
+    names: str | None = None
+    if store is None and (launch.is_grouped or init_method is not None):
+        names = _names(device_backend, backend, launch)
+        store = join_group(launch, names, timeout=timeout, init_method=init_method)
+    several = launch.size > 1
+    return {
+        "device": device,
+        "device_backend": device_backend,
+        "process_index": launch.rank,
+        "num_processes": launch.size,
+        "local_process_index": launch.local_rank,
+        "local_num_processes": launch.local_size,
+        "distributed_type": (
+            DistributedType.of_device(device.type) if several else DistributedType.NO
+        ),
+        "backend": None if store is None else _name_for(device.type),
+        "debug": setting("DEBUG_MODE").lower() in _TRUE,
+        "fork_launched": False,
+        "_meetings": (
+            Meetings(store, launch.rank, launch.size, timeout or _LIMIT)
+            if several and store is not None
+            else None
+        ),
+    }
+
+
+def _names(device_backend: DeviceBackend, name: str | None, launch: Launch) -> str:
+    if launch.size == 1 and not device_backend.capabilities.collectives:
+        return f"{_HOST}:gloo"
+    return collective_backends(device_backend, name)
+
+
+def _name_for(device_type: str) -> str:
+    """The name of the group's collectives for a device type."""
+    parts = str(dist.get_backend_config()).split(",")
+    pairs = dict(part.split(":", 1) for part in parts if ":" in part)
+    return pairs.get(device_type) or str(dist.get_backend())
+
+
+def _choose_device(launch: Launch, cpu: bool) -> torch.device:
+    named = setting("TORCH_DEVICE")
+    if cpu or setting("USE_CPU").lower() in _TRUE:
+        return torch.device(_HOST)
+    if named:
+        device = (resolve_device if ":" in named else parse_device)(named)
+        if ":" in named or not device.is_accelerator:
+            return device.torch
+        kind: str | None = device.type
+    else:
+        kind = registry.primary_type()
+    if kind is None:
+        return torch.device(_HOST)
+    backend = registry.get_backend(kind)
+    return backend.device(backend.local_device(launch.local_rank))
+
+
+def _launch_of_group() -> Launch:
+    """Which process this is in a group that somebody else formed."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    try:
+        told = read_launch()
+    except Exception:  # noqa: BLE001 - the group is there, whatever the environment says
+        told = Launch()
+    if (told.rank, told.size) == (rank, size):
+        return told
+    return Launch(rank, size, rank, size, "torch.distributed")
+
+
+def _group_store() -> dist.Store:
+    store = dist.distributed_c10d._get_default_store()
+    return dist.PrefixStore("anydevice", store)
