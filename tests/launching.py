@@ -149,10 +149,7 @@ def _load(answer):
 
 
 def _serve():
-    import torch  # noqa: F401 - what takes long, once
-    import torch.distributed
 
-    import anydevice.processes
     import anydevice_conformance.simulator  # noqa: F401
 
     answers = os.dup(1)

@@ -1,8 +1,8 @@
 """Logging in several processes: from process 0 only, or from each in order of rank.
 
-    logger = get_logger(__name__)
-    logger.info("once")
-    logger.info("from each, in order", main_process_only=False, in_order=True)
+logger = get_logger(__name__)
+logger.info("once")
+logger.info("from each, in order", main_process_only=False, in_order=True)
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ __all__ = ["MultiProcessAdapter", "get_logger"]
 class MultiProcessAdapter(logging.LoggerAdapter[logging.Logger]):
     """A logger that knows which process it is in.
 
-    Each call takes two more keywords: ``main_process_only`` (default True: process 0 alone logs) and
-    ``in_order`` (default False; with ``main_process_only=False``: the ranks log one after another, so
-    that each of them has to make the call).
+    Each call takes two more keywords: ``main_process_only`` (default True: process 0 alone logs)
+    and ``in_order`` (default False; with ``main_process_only=False``: the ranks log one after
+    another, so that each of them has to make the call).
     """
 
     def log(self, level: int, msg: object, *args: Any, **kwargs: Any) -> None:
         """Log, where this process is one that does.
 
         Raises:
-            MissingRankError, CollectiveMismatchError: ``in_order``, and not all ranks make the call.
+            MissingRankError, CollectiveMismatchError: ``in_order``, and not all ranks call it.
         """
         main_only, in_order = kwargs.pop("main_process_only", True), kwargs.pop("in_order", False)
         kwargs.setdefault("stacklevel", 2)
@@ -63,6 +63,7 @@ class MultiProcessAdapter(logging.LoggerAdapter[logging.Logger]):
     @functools.lru_cache(None)  # noqa: B019 - a logger lives as long as its process
     def warning_once(self, *args: Any, **kwargs: Any) -> None:
         """Warn, and say nothing when called again with the same arguments."""
+        kwargs.setdefault("stacklevel", 3)  # this method's frame
         self.warning(*args, **kwargs)
 
 

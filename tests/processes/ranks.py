@@ -7,6 +7,7 @@ import time
 
 import torch
 
+from anydevice.errors import ProcessGroupError
 from anydevice.logging import get_logger
 from anydevice.processes import PartialState
 
@@ -126,7 +127,7 @@ def fails_then_starts(rank, size):
     """A start that failed leaves nothing behind."""
     try:
         PartialState(backend="nonsense")
-    except Exception as error:
+    except ProcessGroupError as error:
         first = type(error).__name__
     kept = dict(PartialState._shared_state)
     os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)

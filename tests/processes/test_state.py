@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import ranks
 import torch
 from launching import Failed, free_port, run_ranks
+from processes import ranks
 
 from anydevice.errors import (
     CollectiveMismatchError,
@@ -65,7 +65,7 @@ def test_functions_run_where_they_should(toured):
 
 
 def test_shares_put_together_are_the_whole(toured):
-    _, size, found = toured
+    _, _, found = toured
     shares = [seen["shares"] for seen in found]
     for name in ("list", "tuple", "one", "none"):
         together = [item for share in shares for item in share[f"{name} False"]]
@@ -102,7 +102,10 @@ def test_a_rank_that_left_is_named_to_those_that_wait():
     assert isinstance(waited.error, TimeoutError)
     text = str(waited.error)
     assert "rank 1 has left the group" in text
-    assert all(place in text for place in line_of("# WAITS") if "leaves" in place) or "ranks.py" in text
+    assert (
+        all(place in text for place in line_of("# WAITS") if "leaves" in place)
+        or "ranks.py" in text
+    )
 
 
 def test_a_rank_that_died_is_named_to_those_that_wait():
@@ -199,7 +202,7 @@ def test_processes_that_do_not_come_are_named(alone, monkeypatch):
     variables = {"RANK": "0", "WORLD_SIZE": "3", "MASTER_PORT": str(free_port())}
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(MissingRankError, match="asks for 3 processes, and 1 came.*rank 1, 2 is"):
+    with pytest.raises(MissingRankError, match=r"asks for 3 processes, and 1 came.*rank 1, 2 is"):
         alone(cpu=True, timeout=datetime.timedelta(seconds=0.3))
     assert not torch.distributed.is_initialized()
 

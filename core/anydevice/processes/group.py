@@ -132,10 +132,13 @@ def _meet(launch: Launch, limit: datetime.timedelta, init_method: str | None) ->
         wait_for_workers=False,
         multi_tenant=True,
     )
+    # Served as long as this process lives: one who forms a group again may come before it is gone.
+    _kept.append(store)
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if by_agent else "0"
     return dist.PrefixStore(f"anydevice/{attempt}/{_count_groups()}", store)
 
 
+_kept: Final[list[dist.Store]] = []
 _groups = 0
 
 

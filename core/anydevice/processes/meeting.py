@@ -54,9 +54,7 @@ class Meetings:
         limit: how long a rank waits for the others.
     """
 
-    def __init__(
-        self, store: dist.Store, rank: int, size: int, limit: datetime.timedelta
-    ) -> None:
+    def __init__(self, store: dist.Store, rank: int, size: int, limit: datetime.timedelta) -> None:
         self._store = dist.PrefixStore("meetings", _own_connection(store))
         self._rank, self._size, self._limit = rank, size, limit
         self._number = 0
@@ -171,9 +169,7 @@ class Meetings:
 
     def _lines(self) -> str:
         """What each rank did last, a line for each."""
-        return "\n".join(
-            f"  rank {rank}: {_show(self._doing(rank))}" for rank in range(self._size)
-        )
+        return "\n".join(f"  rank {rank}: {_show(self._doing(rank))}" for rank in range(self._size))
 
     def _doing(self, rank: int) -> dict[str, Any]:
         if not self._store.check([f"at/{rank}"]):
