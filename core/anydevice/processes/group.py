@@ -21,6 +21,8 @@ from anydevice.processes.environment import Launch
 
 __all__ = ["collective_backends", "join_group"]
 
+#: What torch's own type hints do not show of it.
+_c10d: Any = dist
 #: How long to wait for the others to start: on one machine, and on several.
 _JOIN_LIMITS: Final = (datetime.timedelta(minutes=2), datetime.timedelta(minutes=10))
 _HOST: Final = "cpu"
@@ -70,7 +72,7 @@ def join_group(
     *,
     timeout: datetime.timedelta | None = None,
     init_method: str | None = None,
-) -> dist.Store:
+) -> Any:
     """Meet the other processes and start the default process group.
 
     Args:
@@ -111,19 +113,19 @@ def join_group(
     return store
 
 
-def _meet(launch: Launch, limit: datetime.timedelta, init_method: str | None) -> dist.Store:
+def _meet(launch: Launch, limit: datetime.timedelta, init_method: str | None) -> Any:
     if init_method is not None and init_method != "env://":
         store, _, _ = next(
             iter(
-                dist.rendezvous(
+                _c10d.rendezvous(
                     init_method, rank=launch.rank, world_size=launch.size, timeout=limit
                 )
             )
         )
-        return store  # type: ignore[no-any-return]
+        return store
     # An elastic agent serves the store itself, and tells its restarts apart.
     by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    store = dist.TCPStore(
+    store = _c10d.TCPStore(
         launch.address,
         launch.port,
         launch.size,
@@ -135,10 +137,10 @@ def _meet(launch: Launch, limit: datetime.timedelta, init_method: str | None) ->
     # Served as long as this process lives: one who forms a group again may come before it is gone.
     _kept.append(store)
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if by_agent else "0"
-    return dist.PrefixStore(f"anydevice/{attempt}/{_count_groups()}", store)
+    return _c10d.PrefixStore(f"anydevice/{attempt}/{_count_groups()}", store)
 
 
-_kept: Final[list[dist.Store]] = []
+_kept: Final[list[Any]] = []
 _groups = 0
 
 
@@ -149,9 +151,7 @@ def _count_groups() -> int:
     return _groups
 
 
-def _await_everyone(
-    store: dist.Store, launch: Launch, limit: datetime.timedelta, deadline: float
-) -> None:
+def _await_everyone(store: Any, launch: Launch, limit: datetime.timedelta, deadline: float) -> None:
     keys = [f"joined/{rank}" for rank in range(launch.size)]
     store.set(keys[launch.rank], f"{socket.gethostname()}:{os.getpid()}")
     left = max(deadline - time.monotonic(), 0.1)

@@ -6,7 +6,6 @@ Which devices there are is the backends' knowledge, so no list of them stands he
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import re
 from typing import Any
@@ -32,7 +31,7 @@ class _OpenMeta(enum.EnumMeta):
 
     def __getattr__(cls, name: str) -> Any:
         if not name.startswith("_") and name.isupper():
-            made = cls._open(name)  # type: ignore[attr-defined]
+            made = cls._open(name)
             if made is not None:
                 return made
         raise AttributeError(f"{cls.__name__} has no member {name!r}")
@@ -40,10 +39,11 @@ class _OpenMeta(enum.EnumMeta):
     def __contains__(cls, value: object) -> bool:
         if isinstance(value, cls):
             return True
-        with contextlib.suppress(ValueError):
+        try:
             cls(value)
-            return True
-        return False
+        except ValueError:
+            return False
+        return True
 
 
 class _Words(str, enum.Enum, metaclass=_OpenMeta):

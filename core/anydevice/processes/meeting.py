@@ -34,6 +34,8 @@ from anydevice.errors import CollectiveMismatchError, MissingRankError
 
 __all__ = ["Meetings", "calling_line"]
 
+#: What torch's own type hints do not show of it.
+_c10d: Any = dist
 #: How often, in seconds, a waiting rank looks whether the missing ones are alive.
 _LOOK: Final = 0.5
 #: A waiting rank sleeps for this part of the time waited, and for so many seconds at most.
@@ -54,8 +56,8 @@ class Meetings:
         limit: how long a rank waits for the others.
     """
 
-    def __init__(self, store: dist.Store, rank: int, size: int, limit: datetime.timedelta) -> None:
-        self._store = dist.PrefixStore("meetings", _own_connection(store))
+    def __init__(self, store: Any, rank: int, size: int, limit: datetime.timedelta) -> None:
+        self._store = _c10d.PrefixStore("meetings", _own_connection(store))
         self._rank, self._size, self._limit = rank, size, limit
         self._number = 0
         self._store.set(f"host/{rank}", f"{socket.gethostname()}:{os.getpid()}")
@@ -197,10 +199,10 @@ def _show(doing: dict[str, Any]) -> str:
     return f"{doing['line']} {doing['call']}{brings} (call {doing['number']})"
 
 
-def _own_connection(store: dist.Store) -> dist.Store:
+def _own_connection(store: Any) -> Any:
     """A connection of our own: one that waits blocks whoever else uses it."""
     with contextlib.suppress(Exception):  # older versions of torch, and files, have no clone
-        return store.clone()  # type: ignore[attr-defined, no-any-return]
+        return store.clone()
     return store
 
 

@@ -23,6 +23,8 @@ from anydevice.processes.splitting import split
 
 __all__ = ["PartialState", "wait_for_everyone"]
 
+#: What torch's own type hints do not show of it.
+_c10d: Any = dist
 F = TypeVar("F", bound=Callable[..., Any])
 _HOST: Final = "cpu"
 #: How long one rank waits for the others at a collective, where nobody said.
@@ -365,6 +367,6 @@ def _launch_of_group() -> Launch:
     return Launch(rank, size, rank, size, "torch.distributed")
 
 
-def _group_store() -> dist.Store:
+def _group_store() -> Any:
     store = dist.distributed_c10d._get_default_store()
-    return dist.PrefixStore("anydevice", store)
+    return _c10d.PrefixStore("anydevice", store)
