@@ -37,10 +37,8 @@ class _OpenMeta(enum.EnumMeta):
         raise AttributeError(f"{cls.__name__} has no member {name!r}")
 
     def __contains__(cls, value: object) -> bool:
-        if isinstance(value, cls):
-            return True
         try:
-            cls(value)
+            cls(value)  # a member is a value of itself
         except ValueError:
             return False
         return True
