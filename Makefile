@@ -11,7 +11,7 @@ ifeq ($(CI)$(wildcard /usr/share/vulkan/icd.d/lvp_icd*.json),)
 WITHOUT_VULKAN = ANYDEVICE_WITHOUT_VULKAN=1
 endif
 
-.PHONY: demo test fuzz check types install clean
+.PHONY: demo test fuzz check site install clean
 
 demo: install
 	$(BIN)/anydevice demo
@@ -30,6 +30,10 @@ check: install
 	$(BIN)/mypy core backends conformance
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/check_core_names.py core
+
+# The documentation as a site, in site/; a link that leads nowhere is an error.
+site: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 install: $(VENV)/.installed
 
