@@ -1,8 +1,6 @@
 """The vendors' backends: what differs from the defaults, with stand-ins for what is not here."""
 
 import os
-import subprocess
-import sys
 import textwrap
 import types
 from pathlib import Path
@@ -10,6 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from warm import run_python
 
 from anydevice.backend import MemoryInfo
 from anydevice.registry import get_backend
@@ -255,11 +254,5 @@ def test_a_vendors_backend_runs_on_the_simulator_under_its_name(kind, tmp_path):
     (tmp_path / f"torch_{kind}.py").write_text(textwrap.dedent(STAND_IN).format(kind=kind))
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     env.pop("ANYDEVICE_SIMULATOR", None)
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", textwrap.dedent(USE).format(kind=kind)],
-        capture_output=True,
-        text=True,
-        env=env,
-        check=False,
-    )
+    done = run_python("-W", "error", "-c", textwrap.dedent(USE).format(kind=kind), env=env)
     assert done.stdout.strip().endswith("fine"), done.stderr

@@ -5,11 +5,10 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
-import subprocess
-import sys
 import textwrap
 
 import pytest
+from warm import run_python
 
 from anydevice import cli
 
@@ -91,12 +90,7 @@ def test_loading_is_timed_without_the_import_of_transformers():
         run.from_pretrained = loads
         main(["run", "model"])
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_python("-c", textwrap.dedent(script))
     assert "imported: True" in done.stdout, done.stdout + done.stderr
 
 
@@ -116,14 +110,7 @@ def test_a_broken_command_plugin_leaves_the_rest(monkeypatch, capsys):
 
 
 def run_demo(**environment):
-    return subprocess.run(
-        [sys.executable, "-m", "anydevice", "demo"],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-        env={**os.environ, **environment},
-    )
+    return run_python("-m", "anydevice", "demo", env={**os.environ, **environment})
 
 
 def test_demo_splits_a_real_model_and_gives_the_right_answer():

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from warm import run_python
 
 from anydevice.cli import main
 from anydevice_conformance import report as reports
@@ -27,14 +28,7 @@ def pytest_collection_modifyitems(items):
 
 
 def run(command, folder, **environment):
-    done = subprocess.run(
-        [sys.executable, "-m", *command],
-        cwd=folder,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_python("-m", *command, cwd=folder, env={**os.environ, **environment})
     return done.returncode, done.stdout + done.stderr
 
 
@@ -170,8 +164,15 @@ def test_the_plugin_is_light_and_silent(tmp_path):
         "    assert 'anydevice_conformance.pytest_plugin' in sys.modules\n"
         "    assert 'torch' not in sys.modules and 'anydevice' not in sys.modules\n"
     )
-    environment = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     command = ["pytest", "-q", "-c", os.devnull, "-p", "anydevice_conformance.pytest_plugin"]
-    code, output = run([*command, "test_own.py"], tmp_path, **environment)
-    assert code == 0, output
-    assert "conformance" not in output
+    done = subprocess.run(
+        [sys.executable, "-m", *command, "test_own.py"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "conformance" not in done.stdout

@@ -5,11 +5,10 @@ from __future__ import annotations
 import ast
 import json
 import os
-import subprocess
-import sys
 import textwrap
 
 import pytest
+from warm import run_python
 
 from anydevice.cli import main
 from anydevice_conformance import report as reports
@@ -26,14 +25,8 @@ simulator.configure(devices=2, memory="64MiB", mode="lazy")
 
 def python(arguments, folder, path):
     environment = {k: v for k, v in os.environ.items() if not k.startswith("ANYDEVICE_")}
-    done = subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        cwd=folder,
-        env={**environment, "PYTHONPATH": os.pathsep.join(map(str, path))},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environment["PYTHONPATH"] = os.pathsep.join(map(str, path))
+    done = run_python(*arguments, cwd=folder, env=environment)
     return done.returncode, done.stdout + done.stderr
 
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from warm import run_python
 
 from anydevice_conformance import report as reports
 
@@ -35,15 +36,8 @@ def install(package, folder):
 
 def certify(device_type, folder, **environment):
     kept = {k: v for k, v in os.environ.items() if not k.startswith("ANYDEVICE_")}
-    command = [sys.executable, "-m", "anydevice", "certify", device_type, "--quick"]
-    done = subprocess.run(
-        [*command, "--output", str(folder)],
-        cwd=folder,
-        env={**kept, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = ["-m", "anydevice", "certify", device_type, "--quick", "--output", folder]
+    done = run_python(*command, cwd=folder, env={**kept, **environment})
     assert (folder / "report.json").is_file(), done.stdout + done.stderr
     report = json.loads((folder / "report.json").read_text())
     assert reports.validate(report) == []

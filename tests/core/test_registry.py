@@ -1,7 +1,6 @@
 """Discovery, on plugins written into a folder as pip would leave them."""
 
 import os
-import subprocess
 import sys
 import textwrap
 import threading
@@ -10,6 +9,7 @@ import warnings
 
 import pytest
 import torch
+from warm import run_python
 
 import anydevice
 from anydevice import registry
@@ -93,15 +93,9 @@ def run(code, *, path=None, **environment):
     env.pop("ANYDEVICE_SIMULATOR", None)
     if path is not None:
         env["PYTHONPATH"] = str(path)
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", textwrap.dedent(code)],
-        capture_output=True,
-        text=True,
-        env=env,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    return run_python(
+        "-W", "error", "-c", textwrap.dedent(code), env=env, check=True
+    ).stdout.strip()
 
 
 # ---------------------------------------------------------------------- what comes along

@@ -21,12 +21,11 @@ import functools
 import io
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from warm import run_python
 
 from anydevice import cli
 
@@ -91,8 +90,7 @@ def execute(page, names, block):
 
 
 def execute_in_a_new_process(block):
-    command = [sys.executable, "-W", "error", "-c", block.code]
-    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return run_python("-W", "error", "-c", block.code, check=True).stdout
 
 
 def run_doctest(page, block, names):

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from warm import run_python
 
 import anydevice
 
@@ -125,4 +126,4 @@ assert status == 0, status
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_process_can_fork_after_import_and_use_its_devices():
-    subprocess.run([sys.executable, "-W", "error", "-c", FORKS], check=True, timeout=120)
+    run_python("-W", "error", "-c", FORKS, check=True)
