@@ -47,7 +47,6 @@ PENDING = {
     "docs/big_models.md",
     "docs/checkpoints.md",
     "docs/hooks.md",
-    "docs/offload_store.md",
     "docs/placement.md",
     "docs/transfers.md",
 }

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from anydevice.checkpoint.mapped import backing_of, map_file
-from anydevice.errors import DiskFullError, OffloadStoreError
+from anydevice.errors import DiskFullError, OffloadStoreError, OptionError
 from anydevice.offload_store import tensor_bytes, writing
 from anydevice.offload_store.manifest import LOCK_NAME, MANIFEST_NAME, _digest
 from anydevice.offload_store.store import WeightSource, open_store, write_store
@@ -349,7 +349,7 @@ def test_a_file_where_the_folder_should_be(tmp_path):
     ("where", "value"),
     [
         (("format",), "something"),
-        (("version",), 2),
+        (("version",), 1),
         (("files",), None),
         (("files", 0, "path"), "../outside"),
         (("files", 0, "path"), "model.safetensors"),
@@ -365,6 +365,7 @@ def test_a_file_where_the_folder_should_be(tmp_path):
         (("tensors", "a.bias", "dtype"), "nn"),
         (("tensors", "a.bias", "shape"), [10**12]),
         (("tensors", "a.bias", "shape"), [-7]),
+        (("tensors", "a.bias", "checksum"), None),
     ],
 )
 def test_a_manifest_that_contradicts_itself_is_refused(tmp_path, where, value):
@@ -425,7 +426,7 @@ def test_a_tensor_that_is_no_plain_bytes_is_named(tmp_path, tensor, message):
 def test_a_full_disk_is_seen_before_writing(tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)._replace(free=50)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(DiskFullError, match="74 bytes needed, 50 free") as caught:
+    with pytest.raises(DiskFullError, match=r"it is full\. 74 bytes are needed, 50 are") as caught:
         write_store(tmp_path, weights())
     assert caught.value.errno == errno.ENOSPC
     assert data_files(tmp_path) == []
@@ -456,3 +457,13 @@ def test_a_write_that_fails_at_any_step_leaves_nothing(tmp_path, monkeypatch, co
     assert_same(store, weights())
     assert len(errors) > 10
     assert {isinstance(e, DiskFullError) for e in errors} == {code != errno.EIO}
+
+
+@pytest.mark.parametrize("use", [open_store, lambda folder: write_store(folder, weights())])
+def test_an_empty_name_is_not_the_working_directory(tmp_path, monkeypatch, use):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(OptionError, match="empty string"):
+        use("")
+    with pytest.raises(OptionError, match="3 is not a path"):
+        use(3)
+    assert list(tmp_path.iterdir()) == []

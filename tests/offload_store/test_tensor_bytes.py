@@ -56,8 +56,7 @@ def rewrite(path, change):
     data = json.loads(path.read_bytes())
     change(data)
     del data["digest"]
-    synced = {"synced": data.pop("synced")}
-    path.write_text(json.dumps({**synced, **data, "digest": _digest(data)}))
+    path.write_text(json.dumps({**data, "digest": _digest(data)}))
 
 
 @pytest.mark.parametrize(
@@ -90,7 +89,9 @@ VALUES = st.one_of(
 @settings.get_profile("readers")
 @given(
     st.dictionaries(
-        st.sampled_from(["file", "offset", "dtype", "shape", "content"]), VALUES, max_size=3
+        st.sampled_from(["file", "offset", "dtype", "shape", "content", "checksum"]),
+        VALUES,
+        max_size=3,
     ),
     st.dictionaries(st.sampled_from(["path", "nbytes", "mtime_ns"]), VALUES, max_size=1),
 )

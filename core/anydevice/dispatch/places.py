@@ -16,7 +16,7 @@ from anydevice.checkpoint.mapped import is_unwritten
 from anydevice.devices import CPU, DISK, Device, DeviceLike, resolve_device
 from anydevice.errors import DoesNotFitError, ModelError
 from anydevice.offload_store.accelerate_format import OffloadedWeightsLoader
-from anydevice.offload_store.store import write_store
+from anydevice.offload_store.store import require_folder, write_store
 from anydevice.placement import DeviceMap, Placement
 from anydevice.sizes import tensor_bytes
 from anydevice.text import format_bytes, list_some
@@ -134,6 +134,8 @@ def put_in_place(
         DoesNotFitError: a device lacks memory, or cannot hold the dtype of a weight.
         OffloadStoreError: the folder cannot be used.
     """
+    if offload_dir is not None:
+        require_folder(offload_dir)
     values = _given(weights, state_dict, offload_dir, offload_index)
     _check_values(weights, values)
     to_write = [

@@ -1,9 +1,9 @@
-"""What an offload folder holds: its manifest, written last. A folder without one is not complete.
+"""The manifest of an offload store: what the folder holds. It is written last.
 
 The manifest names every weight with its place (file, offset), dtype, shape and *content*: the
 checksum of its bytes, or the identity of the source that they come from. Names, shapes, dtypes and
-contents together are the store's fingerprint. Files are known by size and time of change, so that
-one that was replaced, cut or removed is noticed.
+contents together are the store's fingerprint. Files are known by size and time of change, so a file
+that was replaced, cut or removed is noticed.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import psutil
 import torch
 
 from anydevice.checkpoint.strict_json import parse_json, read_bounded
@@ -27,10 +28,7 @@ from anydevice.offload_store.tensor_bytes import is_plain_dtype, is_shape
 __all__ = [
     "DATA_PREFIX",
     "LOCK_NAME",
-    "LOST",
     "MANIFEST_NAME",
-    "SYNCED",
-    "SYNCED_AT",
     "Entry",
     "Manifest",
     "StoredFile",
@@ -42,20 +40,13 @@ LOCK_NAME: Final = "anydevice-offload.lock"
 #: Every data file that anydevice writes to an offload folder begins so, and no other file does.
 DATA_PREFIX: Final = "anydevice-offload-"
 
-#: Where in a manifest's file the digit is that says what is on the disk: 0 before it is known.
-SYNCED_AT: Final = len('{"synced": ')
-#: All is there.
-SYNCED: Final = b"1"
-#: The disk refused.
-LOST: Final = b"2"
-
 _FORMAT: Final = "anydevice offload store"
-_VERSION: Final = 1
+_VERSION: Final = 2
 
 
 @dataclasses.dataclass(frozen=True)
 class StoredFile:
-    """A file that holds weights, and how it looked when the store was made.
+    """A file that holds weights, as it was when the store was made.
 
     Attributes:
         path: absolute for a file that the store only points into; else a name in its folder.
@@ -77,7 +68,7 @@ class StoredFile:
         """Return the file's full path.
 
         Raises:
-            OffloadStoreError: it is gone, or no longer what it was.
+            OffloadStoreError: it is gone, or has changed.
         """
         path = folder / self.path
         try:
@@ -109,6 +100,7 @@ class Entry:
         dtype: its dtype.
         shape: its shape.
         content: what tells its bytes from others': ``"crc32:..."``, or the identity of a source.
+        checksum: of the bytes that were written; None where the store points into another file.
     """
 
     file: StoredFile
@@ -116,6 +108,7 @@ class Entry:
     dtype: torch.dtype
     shape: tuple[int, ...]
     content: str
+    checksum: str | None = None
 
     @property
     def nbytes(self) -> int:
@@ -129,12 +122,11 @@ class Manifest:
 
     Attributes:
         entries: all weights, by name.
-        boot: the run of the machine in which it was written, while it may be in the system's memory
-            alone; None once it is on the disk.
+        boot: the run of the machine in which the bytes were written or last verified.
     """
 
     entries: Mapping[str, Entry]
-    boot: str | None = None
+    boot: str = dataclasses.field(default_factory=lambda: current_boot())
 
     @property
     def fingerprint(self) -> str:
@@ -159,6 +151,7 @@ class Manifest:
                 "dtype": str(entry.dtype).removeprefix("torch."),
                 "shape": list(entry.shape),
                 "content": entry.content,
+                "checksum": entry.checksum,
             }
             for name, entry in self.entries.items()
         }
@@ -170,33 +163,32 @@ class Manifest:
             "files": [dataclasses.asdict(file) for file in numbers],
             "tensors": tensors,
         }
-        synced = {"synced": int(self.boot is None)}  # first: it is changed in place
-        return json.dumps({**synced, **data, "digest": _digest(data)}).encode()
+        return json.dumps({**data, "digest": _digest(data)}).encode()
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
         """Read the manifest of a folder.
 
         Raises:
-            FileNotFoundError: there is none, or it is good no more: the machine stopped before it
-                was on the disk, or the disk refused.
+            FileNotFoundError: there is none, or not all of it (the machine stopped before its bytes
+                were on the disk).
             OffloadStoreError: it cannot be read, is not a manifest, or contradicts itself.
         """
         path = folder / MANIFEST_NAME
         try:
             raw = read_bounded(path)
-            if _is_torn(raw):
+            if not raw.rstrip(b"\0").endswith(b"}"):
                 raise FileNotFoundError(f"{path} is not whole")
             data = parse_json(raw, str(path), file_names=True)
-            synced = data.pop("synced")
             if data["format"] != _FORMAT or data["version"] != _VERSION:
-                raise _broken(path, f"it is of version {data['version']!r}, known is {_VERSION}")
+                raise _broken(path, f"its version is {data['version']!r}, {_VERSION} is supported")
             if data.pop("digest") != _digest(data):
                 raise _broken(path, "it was changed after it was written")
             files = [_read_file(item, path) for item in data["files"]]
             entries = {
                 name: _read_entry(name, item, files, path) for name, item in data["tensors"].items()
             }
+            return cls(entries, str(data["boot"]))
         except (FileNotFoundError, NotADirectoryError):
             raise
         except OSError as error:
@@ -205,36 +197,25 @@ class Manifest:
             raise _broken(path, str(error)) from None
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise _broken(path, f"{type(error).__name__}: {error!s:.200}") from None
-        if synced == 1:
-            return cls(entries)
-        if synced != 0 or data["boot"] is None or data["boot"] != current_boot():
-            raise FileNotFoundError(f"what {path} names never came to the disk")
-        return cls(entries, data["boot"])
 
 
 @functools.cache
-def current_boot() -> str | None:
-    """What tells this run of the machine from all others; None where the system does not say."""
+def current_boot() -> str:
+    """What tells this run of the machine from all others."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip() or None
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
-        return None
-
-
-def _is_torn(raw: bytes) -> bool:
-    """Whether a manifest lacks bytes: so a loss of power can leave one that was not synced."""
-    text = raw.rstrip(b"\0")
-    return not text or (text.startswith(b'{"synced": 0') and not text.endswith(b"}"))
+        return f"{psutil.boot_time():.0f}"
 
 
 def _digest(data: Mapping[str, Any]) -> str:
-    """A digest of a whole manifest, so that no damage to it goes unseen."""
+    """A digest of a whole manifest, so that any damage to it is noticed."""
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
 
 def _read_file(item: Any, manifest: Path) -> StoredFile:
     file = StoredFile(str(item["path"]), _natural(item["nbytes"]), _natural(item["mtime_ns"]))
-    # What the store wrote lies beside the manifest; what it points into is named in full.
+    # What the store wrote is beside the manifest; what it points into has an absolute path.
     if not os.path.isabs(file.path) and (
         os.path.basename(file.path) != file.path or not file.path.startswith(DATA_PREFIX)
     ):
@@ -248,9 +229,12 @@ def _read_entry(name: str, item: Any, files: list[StoredFile], manifest: Path) -
         raise _broken(manifest, f"{name!r:.200} has the dtype {item['dtype']!r:.50}")
     if not is_shape(item["shape"]):
         raise _broken(manifest, f"{name!r:.200} has the shape {item['shape']!r:.200}")
-    shape = tuple(item["shape"])
     file = files[_natural(item["file"])]
-    entry = Entry(file, _natural(item["offset"]), dtype, shape, str(item["content"]))
+    written = None if item["checksum"] is None else str(item["checksum"])
+    if (written is None) != os.path.isabs(file.path):
+        raise _broken(manifest, f"{name!r:.200} has the checksum {written!r:.50}")
+    offset, shape = _natural(item["offset"]), tuple(item["shape"])
+    entry = Entry(file, offset, dtype, shape, str(item["content"]), written)
     if entry.offset + entry.nbytes > file.nbytes or entry.offset % dtype.itemsize:
         raise _broken(manifest, f"{name!r:.200} does not lie inside {file.path!r}")
     return entry

@@ -12,6 +12,7 @@ import torch
 
 from anydevice.devices import CPU
 from anydevice.errors import OffloadStoreError
+from anydevice.interrupts import check
 from anydevice.tensors import move_tensor
 
 __all__ = [
@@ -20,7 +21,6 @@ __all__ = [
     "as_checksum",
     "bytes_of",
     "checksum",
-    "is_checksum",
     "is_plain_dtype",
     "is_shape",
     "nbytes_of",
@@ -103,13 +103,9 @@ def checksum(value: Storable) -> str:
     """Return the checksum of a weight's bytes, which tells them from another model's."""
     total = 0
     for piece in pieces_of("a weight", value):
+        check()
         total = zlib.crc32(bytes_of(piece), total)
     return as_checksum(total)
-
-
-def is_checksum(content: str) -> bool:
-    """Whether a weight's content is a checksum of its bytes, and not the identity of its source."""
-    return content.startswith("crc32:")
 
 
 def as_checksum(total: int) -> str:

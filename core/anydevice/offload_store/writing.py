@@ -1,27 +1,29 @@
 """Writing weights to large safetensors files, at the disk's speed and in bounded memory.
 
 Bytes go from the tensors' own memory to the file in pieces; while one piece is written, the next is
-made (moved from its device, cast, checksummed). A file is written under a temporary name and
-renamed, so a file with its final name is whole.
+made. A file is written under a temporary name and renamed, so a file with its final name is whole.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import itertools
 import json
 import os
+import queue
 import shutil
+import threading
 import zlib
 from collections.abc import Collection, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
 import torch
 
 from anydevice.errors import DiskFullError
+from anydevice.interrupts import check
 from anydevice.offload_store.manifest import DATA_PREFIX, MANIFEST_NAME, Entry, StoredFile
 from anydevice.offload_store.tensor_bytes import (
     Storable,
@@ -108,7 +110,7 @@ def nothing_left_on_error(
     """Write ``values`` inside; where that fails, all data files but those ``kept`` are removed.
 
     Raises:
-        DiskFullError: there is no room for them, seen before or while writing.
+        DiskFullError: the disk is full, seen before or while writing.
     """
     needed = sum(nbytes_of(values[name]) for name in set(_owners(values).values()))
     if needed > shutil.disk_usage(folder).free:
@@ -118,7 +120,7 @@ def nothing_left_on_error(
     except BaseException as error:
         remove_data_files(folder, kept)
         if isinstance(error, OSError) and error.errno in _DISK_FULL:
-            raise _disk_full(folder, needed) from error
+            raise _disk_full(folder, needed, error.errno) from error
         raise
 
 
@@ -130,22 +132,11 @@ def remove_data_files(folder: Path, kept: Collection[str]) -> None:
                 path.unlink(missing_ok=True)
 
 
-def write_atomically(path: Path, data: bytes, *, synced: bool = True) -> None:
-    """Write a small file so that it is there whole or not at all.
-
-    Args:
-        path: of the file.
-        data: its bytes.
-        synced: whether its bytes shall be on the disk before it has its name.
-    """
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a small file so that a reader finds all of it or nothing."""
     temporary = path.with_name(path.name + _TEMPORARY)
-    descriptor = _create(temporary)
-    try:
-        _write_all(descriptor, memoryview(data))
-        if synced:
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with _create(temporary) as file:
+        _write_all(file.fileno(), memoryview(data))
     os.replace(temporary, path)
 
 
@@ -166,16 +157,20 @@ def _group(values: Mapping[str, Storable]) -> Iterator[list[str]]:
 def _write_file(path: Path, values: Mapping[str, Storable]) -> dict[str, Entry]:
     header, offsets = _header(values)
     temporary = path.with_name(path.name + _TEMPORARY)
-    descriptor = _create(temporary)
-    try:
-        _write_all(descriptor, memoryview(header))
-        contents = _write_values(descriptor, values)
-    finally:
-        os.close(descriptor)
+    with _create(temporary) as file:
+        _write_all(file.fileno(), memoryview(header))
+        sums = _write_values(file.fileno(), values)
     os.replace(temporary, path)
-    file = StoredFile.of(path, path.name)
+    stored = StoredFile.of(path, path.name)
     return {
-        name: Entry(file, offsets[name], value.dtype, tuple(value.shape), contents[name])
+        name: Entry(
+            stored,
+            offsets[name],
+            value.dtype,
+            tuple(value.shape),
+            (value.identity if isinstance(value, WeightSource) else None) or sums[name],
+            sums[name],
+        )
         for name, value in values.items()
     }
 
@@ -206,31 +201,57 @@ def _header(values: Mapping[str, Storable]) -> tuple[bytes, dict[str, int]]:
 
 
 def _write_values(descriptor: int, values: Mapping[str, Storable]) -> dict[str, str]:
-    """Write all bytes in order; while this thread makes a piece, another writes the last one."""
-    contents: dict[str, str] = {}
-    with ThreadPoolExecutor(1, "anydevice-write") as pool:
-        writing: Future[None] | None = None
+    """Write all bytes in order, and return the checksum of each weight."""
+    sums: dict[str, str] = {}
+    writer = _Writer(descriptor)
+    try:
+        writer.start()
         for name, value in values.items():
             total = 0
             for piece in pieces_of(name, value):
-                if writing is not None:
-                    writing.result()
-                writing = pool.submit(_write_piece, descriptor, piece)
+                check()
+                writer.put(piece)
                 total = zlib.crc32(bytes_of(piece), total)
-            identity = value.identity if isinstance(value, WeightSource) else None
-            contents[name] = identity or as_checksum(total)
-        if writing is not None:
-            writing.result()
-    return contents
+            sums[name] = as_checksum(total)
+    finally:
+        writer.finish()
+    return sums
 
 
-def _create(path: Path) -> int:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0)
-    return os.open(path, flags, 0o666)
+class _Writer(threading.Thread):
+    """Writes one piece while the next one is made (moved from its device, cast, checksummed)."""
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__(name="anydevice-write", daemon=True)
+        self._descriptor = descriptor
+        self._pieces: queue.Queue[torch.Tensor | None] = queue.Queue(1)
+        self._error: OSError | None = None
+
+    def run(self) -> None:
+        while (piece := self._pieces.get()) is not None:
+            if self._error is None:
+                try:
+                    _write_all(self._descriptor, bytes_of(piece))
+                except OSError as error:
+                    self._error = error
+
+    def put(self, piece: torch.Tensor) -> None:
+        """Have a piece written; one more may wait for its turn."""
+        if self._error is not None:
+            raise self._error
+        self._pieces.put(piece)
+
+    def finish(self) -> None:
+        """Wait until the thread has ended. Must be called before the descriptor is closed."""
+        if self.is_alive():
+            self._pieces.put(None)
+            self.join()
+        if self._error is not None:
+            raise self._error
 
 
-def _write_piece(descriptor: int, piece: torch.Tensor) -> None:
-    _write_all(descriptor, bytes_of(piece))
+def _create(path: Path) -> io.FileIO:
+    return open(path, "wb", buffering=0)
 
 
 def _write_all(descriptor: int, view: memoryview) -> None:
@@ -238,16 +259,22 @@ def _write_all(descriptor: int, view: memoryview) -> None:
         view = view[os.write(descriptor, view[:_ONE_WRITE]) :]
 
 
-# ---------------------------------------------------------------------- room
+# ---------------------------------------------------------------------- a full disk
 
-#: No space; over a quota; over the largest file that the process or the file system may have.
-_DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+#: The system's codes for "no more", with what they mean.
+_DISK_FULL: Final = {
+    errno.ENOSPC: "it is full",
+    errno.EDQUOT: "the user's quota is used up",
+    errno.EFBIG: "a file reached the largest size that the process (ulimit -f) or the file system "
+    "allows",
+}
 
 
-def _disk_full(folder: Path, needed: int) -> DiskFullError:
+def _disk_full(folder: Path, needed: int, code: int = errno.ENOSPC) -> DiskFullError:
     error = DiskFullError(
-        f"the disk of {folder} has no room for the offloaded weights: {needed:,} bytes needed, "
-        f"{shutil.disk_usage(folder).free:,} free. Free some, or name a folder on another disk."
+        f"the disk of {folder} cannot take the offloaded weights: {_DISK_FULL[code]}. "
+        f"{needed:,} bytes are needed, {shutil.disk_usage(folder).free:,} are free on it. Free "
+        "some, raise the limit, or name a folder on another disk."
     )
-    error.errno = errno.ENOSPC
+    error.errno = code
     return error

@@ -1,0 +1,99 @@
+"""A store that is interrupted at any instruction is complete and right, or not there."""
+
+import os
+import random
+import signal
+import sys
+import threading
+from functools import partial
+
+import filelock
+import pytest
+import torch
+
+from anydevice.errors import OffloadStoreError
+from anydevice.offload_store import tensor_bytes, writing
+from anydevice.offload_store.manifest import LOCK_NAME
+from anydevice.offload_store.store import open_store, write_store
+
+if sys.platform == "win32":
+    pytest.skip("signals", allow_module_level=True)
+
+WEIGHTS = {f"w{i}": torch.full((64, 64), float(i)) for i in range(6)}
+
+
+class Stop(BaseException):
+    """What a handler of a signal raises."""
+
+
+@pytest.fixture
+def interrupted(monkeypatch):
+    """Run a function with a real signal ``after`` seconds, whose handler raises `Stop`."""
+
+    def handle(*_):
+        raise Stop
+
+    def run(function, after):
+        try:
+            signal.setitimer(signal.ITIMER_REAL, after)
+            function()
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        except Stop as error:
+            return error
+        return None
+
+    before = signal.signal(signal.SIGALRM, handle)
+    yield run
+    signal.signal(signal.SIGALRM, before)
+
+
+def is_right(store):
+    return store.keys() == WEIGHTS.keys() and all(torch.equal(store[n], WEIGHTS[n]) for n in store)
+
+
+def test_at_random_moments(tmp_path, monkeypatch, interrupted):
+    monkeypatch.setattr(writing, "LARGEST_FILE", 32 << 10)
+    monkeypatch.setattr(tensor_bytes, "PIECE", 4 << 10)
+    write_store(tmp_path / "first", WEIGHTS)
+    chance = random.Random(11)
+    threads, descriptors = threading.enumerate(), os.listdir("/dev/fd")
+    stopped = complete = 0
+    for number in range(150):
+        folder = tmp_path / str(number)
+        error = interrupted(partial(write_store, folder, WEIGHTS), chance.random() / 80)
+        stopped += error is not None
+        if error is not None:
+            assert error.args == ()
+        assert threading.enumerate() == threads
+        assert len(os.listdir("/dev/fd")) == len(descriptors)
+        names = {p.name for p in folder.iterdir()} if folder.exists() else set()
+        try:
+            assert is_right(open_store(folder))
+            complete += 1
+        except OffloadStoreError:
+            assert names <= {LOCK_NAME}
+        if folder.exists():
+            with filelock.FileLock(folder / LOCK_NAME).acquire(timeout=0):
+                pass
+        assert is_right(write_store(folder, WEIGHTS))
+    assert stopped > 15
+    assert complete > 15
+
+
+def test_while_another_process_has_the_folder(tmp_path, interrupted):
+    with filelock.FileLock(tmp_path / LOCK_NAME):
+        assert interrupted(lambda: write_store(tmp_path, WEIGHTS), 0.05)
+        assert {p.name for p in tmp_path.iterdir()} == {LOCK_NAME}
+    assert is_right(write_store(tmp_path, WEIGHTS))
+
+
+def test_while_a_source_is_made(tmp_path, interrupted):
+    """What a source raises comes out as itself, and leaves nothing."""
+
+    def load():
+        raise SystemExit(3)
+
+    source = tensor_bytes.WeightSource(torch.float32, (4,), load)
+    with pytest.raises(SystemExit):
+        write_store(tmp_path, {"a": torch.ones(3), "b": source})
+    assert {p.name for p in tmp_path.iterdir()} == {LOCK_NAME}
