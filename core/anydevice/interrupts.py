@@ -18,7 +18,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 __all__ = ["Interrupted", "check", "forget_frames", "stopper", "uninterrupted"]
 
@@ -35,7 +35,7 @@ class Interrupted(BaseException):
 
 
 class _Current(threading.local):
-    work: _Work[object] | None = None
+    work: _Work[Any] | None = None
 
 
 _current: Final = _Current()

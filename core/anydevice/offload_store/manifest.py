@@ -44,6 +44,15 @@ _FORMAT: Final = "anydevice offload store"
 _VERSION: Final = 2
 
 
+@functools.cache
+def current_boot() -> str:
+    """What tells this run of the machine from all others."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return f"{psutil.boot_time():.0f}"
+
+
 @dataclasses.dataclass(frozen=True)
 class StoredFile:
     """A file that holds weights, as it was when the store was made.
@@ -197,15 +206,6 @@ class Manifest:
             raise _broken(path, str(error)) from None
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise _broken(path, f"{type(error).__name__}: {error!s:.200}") from None
-
-
-@functools.cache
-def current_boot() -> str:
-    """What tells this run of the machine from all others."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return f"{psutil.boot_time():.0f}"
 
 
 def _digest(data: Mapping[str, Any]) -> str:
