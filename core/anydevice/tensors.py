@@ -30,12 +30,31 @@ __all__ = [
     "move_tensor",
     "recursively_apply",
     "send_to_device",
+    "storage_address",
 ]
 
 #: Types whose instances are no other kind of tensor: neither made of others, nor without a shape.
 PLAIN_TYPES = (torch.nn.Parameter, torch.Tensor)
 #: What holds no tensor, by exact type: the common case is decided without a search.
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes, torch.dtype, torch.device, slice})
+
+
+def storage_address(tensor: torch.Tensor) -> int | None:
+    """The address of a tensor's storage, on meta too; None where a storage says nothing."""
+    if type(tensor) not in PLAIN_TYPES and hasattr(tensor, "__tensor_flatten__"):
+        return None  # made of inner tensors: the outer storage means nothing
+    try:
+        return _address(tensor)
+    except (NotImplementedError, RuntimeError, ValueError):  # opaque, sparse, not yet shaped
+        return None
+
+
+def _address_of_wrapper(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+#: Without it, a Python object is made for each storage, which costs ten times as much.
+_address: Callable[[torch.Tensor], int] = getattr(torch._C, "_storage_address", _address_of_wrapper)
 
 
 def move_tensor(

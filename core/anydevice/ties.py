@@ -11,7 +11,7 @@ from torch import nn
 
 from anydevice.devices import CPU, Device
 from anydevice.errors import ModelError
-from anydevice.tensors import PLAIN_TYPES, move_tensor
+from anydevice.tensors import move_tensor, storage_address
 from anydevice.weights import Slot, exchange, find_slot, iter_slots
 
 __all__ = [
@@ -45,7 +45,7 @@ class Ties:
         if known is not None:
             return known
         number = self._count
-        address = _storage_address(tensor)
+        address = storage_address(tensor)
         if address is not None:
             same = self._by_storage.setdefault(address, [])
             if same:  # a view of the same storage, perhaps the very same view
@@ -57,31 +57,13 @@ class Ties:
         return number
 
 
-def _storage_address(tensor: torch.Tensor) -> int | None:
-    """The address of a tensor's storage, on meta too; None where a storage says nothing."""
-    if type(tensor) not in PLAIN_TYPES and hasattr(tensor, "__tensor_flatten__"):
-        return None  # made of inner tensors: the outer storage means nothing
-    try:
-        return _address(tensor)
-    except (NotImplementedError, RuntimeError, ValueError):  # opaque, sparse, not yet shaped
-        return None
-
-
-def _address_of_wrapper(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
-
-
-#: Without it, a Python object is made for each storage, which costs ten times as much.
-_address: Callable[[torch.Tensor], int] = getattr(torch._C, "_storage_address", _address_of_wrapper)
-
-
 def _view(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tensor.storage_offset(), tensor.dtype, tensor.shape, tensor.stride()
 
 
 def tie_key(tensor: torch.Tensor) -> Hashable:
     """Equal for two tensors that are tied (see `Ties`), as long as both live."""
-    address = _storage_address(tensor)
+    address = storage_address(tensor)
     return id(tensor) if address is None else (address, *_view(tensor))
 
 

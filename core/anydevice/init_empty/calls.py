@@ -1,0 +1,209 @@
+"""Calling functions of torch once more, with values, where they need them.
+
+A function mode of torch sees each call that the user's code makes. To that code, tensors of the log
+are on the host, as they are in a plain build.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from anydevice.init_empty.log import Log
+from anydevice.init_empty.operations import NeedsValues
+from anydevice.init_empty.steps import Step
+from anydevice.tensors import iter_tensors, map_tensors
+
+__all__ = ["CallMode"]
+
+_CPU: Final = torch.device("cpu")
+_META: Final = torch.device("meta")
+
+
+class CallMode(TorchFunctionMode):
+    """Makes arguments real where a call needs values."""
+
+    def __init__(self, log: Log) -> None:
+        super().__init__()
+        self.log = log
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        log, kwargs = self.log, kwargs or {}
+        if log.is_off or log.is_eager:
+            return func(*args, **kwargs)
+        special = _SPECIAL.get(func)
+        if special is not None:
+            return special(self, func, args, kwargs)
+        if kwargs.get("device") is not None and _is_meta(kwargs["device"]):
+            kwargs = {**kwargs, "device": _CPU}
+        return self.call(func, args, kwargs)
+
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a function; once more, with values, where it needs them."""
+        log = self.log
+        mark = log.mark()
+        log.calls += 1
+        try:
+            result = func(*args, **kwargs)
+        except NeedsValues:
+            log.roll_back(mark)
+            return self.call_for_real(func, args, kwargs)
+        finally:
+            log.calls -= 1
+        if type(result) is torch.Tensor:
+            log.hold(result)
+        elif isinstance(result, (list, tuple, dict)):
+            for tensor in iter_tensors(result):
+                log.hold(tensor)
+        return result
+
+    def call_for_real(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a function with real arguments; parameters are replaced by their values."""
+        log = self.log
+        log.make_real(list(iter_tensors((args, kwargs))))
+        replaced: dict[int, torch.Tensor] = {}
+
+        def value(tensor: torch.Tensor) -> torch.Tensor:
+            if tensor not in log:
+                return tensor
+            real = log.value(tensor)
+            replaced[id(real)] = tensor
+            return real
+
+        args, kwargs = map_tensors(value, args), map_tensors(value, kwargs)
+        log.is_eager = True
+        try:
+            result = func(*args, **kwargs)
+        finally:
+            log.is_eager = False
+        return replaced.get(id(result), result)
+
+
+def _is_meta(device: Any) -> bool:
+    return isinstance(device, (str, torch.device)) and torch.device(device).type == "meta"
+
+
+def _is_ours(mode: CallMode, tensor: Any) -> bool:
+    """Whether a tensor is on meta only for now."""
+    return not isinstance(tensor, nn.Parameter) and tensor in mode.log
+
+
+def _device(mode: CallMode, func: Any, args: Any, kwargs: Any) -> Any:
+    return _CPU if _is_ours(mode, args[0]) else func(*args, **kwargs)
+
+
+def _is_on_host(mode: CallMode, func: Any, args: Any, kwargs: Any) -> Any:
+    return True if _is_ours(mode, args[0]) else func(*args, **kwargs)
+
+
+def _is_on_meta(mode: CallMode, func: Any, args: Any, kwargs: Any) -> Any:
+    caller = sys._getframe(2)
+    if caller.f_code is _TRUNCATED and args[0] in mode.log:
+        _note_truncated(mode.log, args[0], caller.f_locals)
+        return True
+    return False if _is_ours(mode, args[0]) else func(*args, **kwargs)
+
+
+#: torch's `trunc_normal_` draws until all numbers are in range, unless the tensor is on meta. It is
+#: one step of the log, since how often it draws depends on values.
+_TRUNCATED: Final = getattr(getattr(nn.init, "_no_grad_trunc_normal_", None), "__code__", None)
+
+
+def _note_truncated(log: Log, tensor: torch.Tensor, given: Mapping[str, Any]) -> None:
+    view = log.view(tensor)
+    options = {name: given[name] for name in ("mean", "std", "a", "b")}
+    generator = given.get("generator")
+    step = Step(
+        nn.init.trunc_normal_,
+        (view,),
+        {**options, "generator": generator},
+        [None],
+        {view.storage},
+        {view.storage},
+        torch.get_default_dtype(),
+        generator or torch.default_generator,
+    )
+    log.append(step)
+
+
+def _with_values(mode: CallMode, func: Any, args: Any, kwargs: Any) -> Any:
+    return mode.call_for_real(func, args, kwargs)
+
+
+def _cpu(mode: CallMode, func: Any, args: Any, kwargs: Any) -> Any:
+    return (
+        args[0]
+        if args[0] in mode.log and len(args) == 1 and not kwargs
+        else mode.call(func, args, kwargs)
+    )
+
+
+def _new_tensor(mode: CallMode, func: Any, args: Any, kwargs: Any) -> Any:
+    """`Tensor.new_tensor` copies data without an operation that could be seen."""
+    device = kwargs.get("device")
+    if args[0] in mode.log and (device is None or _is_meta(device)):
+        kwargs = {**kwargs, "device": _CPU}
+    return mode.call(func, args, kwargs)
+
+
+def _to(mode: CallMode, func: Any, args: Any, kwargs: Any) -> Any:
+    """`Tensor.to`: on the host is where a tensor of the log is; no parameter's device is meant."""
+    here = _META if args[0] in mode.log else _CPU
+
+    def translate(argument: Any) -> Any:
+        if isinstance(argument, torch.Tensor):
+            same = argument in mode.log or argument.device.type in ("cpu", "meta")
+            return (here if same else argument.device, argument.dtype)
+        if isinstance(argument, (str, torch.device)):
+            return here if torch.device(argument).type in ("cpu", "meta") else argument
+        return argument
+
+    first, rest = args[0], list(args[1:])
+    if rest and isinstance(rest[0], torch.Tensor):
+        rest[:1] = translate(rest[0])
+    kwargs = dict(kwargs)
+    if isinstance(kwargs.get("other"), torch.Tensor):
+        kwargs["device"], kwargs["dtype"] = translate(kwargs.pop("other"))
+    elif kwargs.get("device") is not None:
+        kwargs["device"] = translate(kwargs["device"])
+    return mode.call(func, (first, *map(translate, rest)), kwargs)
+
+
+def _getter(name: str) -> Any:
+    """How a call of the function mode names the reading of an attribute."""
+    return getattr(torch.Tensor, name).__get__
+
+
+_SPECIAL: Final[dict[Any, Callable[[CallMode, Any, Any, Any], Any]]] = {
+    _getter("device"): _device,
+    _getter("is_cpu"): _is_on_host,
+    _getter("is_meta"): _is_on_meta,
+    torch.Tensor.new_tensor: _new_tensor,
+    torch.Tensor.to: _to,
+    torch.Tensor.cpu: _cpu,
+    **dict.fromkeys(
+        (
+            torch.Tensor.__array__,
+            torch.Tensor.__deepcopy__,
+            torch.Tensor.__dlpack__,
+            torch.Tensor.__format__,
+            torch.Tensor.__reduce_ex__,
+            torch.Tensor.__repr__,
+            torch.Tensor.data_ptr,
+            torch.Tensor.new,
+            torch.Tensor.numpy,
+            torch.Tensor.share_memory_,
+            torch.Tensor.storage,
+            torch.Tensor.tolist,
+            torch.Tensor.untyped_storage,
+        ),
+        _with_values,
+    ),
+}

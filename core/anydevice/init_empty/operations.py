@@ -1,0 +1,214 @@
+"""Running the operations of a log on meta, and noting them.
+
+A dispatch mode of torch sees each operation, with a schema that says what it writes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from anydevice.init_empty.log import MAX_CONSTANT, Log
+from anydevice.init_empty.steps import Step, View, flat_tensors
+from anydevice.tensors import PLAIN_TYPES
+
+__all__ = ["NeedsValues", "OperationMode"]
+
+_CPU: Final = torch.device("cpu")
+_META: Final = torch.device("meta")
+
+
+class NeedsValues(Exception):  # noqa: N818 - a signal from the dispatch mode to the function mode
+    """An operation cannot be put off: it needs values."""
+
+
+class _Traits(NamedTuple):
+    """What the schema of an operation says."""
+
+    takes_device: bool
+    takes_pin_memory: bool
+    gives_tensors: bool
+    draws: bool
+    written: tuple[tuple[int, str], ...]
+    fills: bool
+
+
+#: In-place operations without tensors among their other arguments: on meta there is nothing to do.
+_FILLS: Final = frozenset(
+    "aten::" + name
+    for name in (
+        "fill_",
+        "normal_",
+        "uniform_",
+        "zero_",
+        "random_",
+        "exponential_",
+        "cauchy_",
+        "log_normal_",
+    )
+)
+
+
+@functools.cache
+def _traits(operation: Any) -> _Traits:
+    schema = operation._schema
+    names = {argument.name for argument in schema.arguments}
+    written = tuple(
+        (i, argument.name)
+        for i, argument in enumerate(schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+    return _Traits(
+        "device" in names,
+        "pin_memory" in names,
+        # The meta kernel of quantizing gives no quantized tensor.
+        bool(schema.returns)
+        and all("Tensor" in str(r.type) for r in schema.returns)
+        and "quantize" not in schema.name,
+        torch.Tag.nondeterministic_seeded in operation.tags,
+        written,
+        schema.name in _FILLS,
+    )
+
+
+class OperationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Runs the operations of a log on meta."""
+
+    def __init__(self, log: Log) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.log = log
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        log, kwargs = self.log, dict(kwargs or {})
+        if log.is_off:
+            return func(*args, **kwargs)
+        traits = _traits(func)
+        if traits.takes_device and kwargs.get("device") == _META:
+            kwargs["device"] = _CPU  # asked for with the device of a parameter
+        tensors = [*flat_tensors(args), *flat_tensors(list(kwargs.values()))]
+        known = [tensor for tensor in tensors if tensor in log]
+        if not log.is_eager and (known or (not tensors and _is_put_off(traits, kwargs))):
+            try:
+                return self._put_off(func, traits, args, kwargs, tensors)
+            except NeedsValues:
+                if log.calls:
+                    raise
+        if known:
+            args = tuple(_map_flat(self._value, arg) for arg in args)
+            kwargs = {name: _map_flat(self._value, value) for name, value in kwargs.items()}
+        if traits.draws:
+            log.catch_up(_generator(args, kwargs))
+        return func(*args, **kwargs)
+
+    def _value(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self.log.value(tensor) if tensor in self.log else tensor
+
+    def _put_off(
+        self,
+        func: Any,
+        traits: _Traits,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tensors: list[torch.Tensor],
+    ) -> Any:
+        """Run an operation on meta, and note it.
+
+        Raises:
+            NeedsValues: it must run for real.
+        """
+        log = self.log
+        kept = [args[i] if i < len(args) else kwargs.get(name) for i, name in traits.written]
+        written = list(flat_tensors(kept))
+        if not _can_wait(traits, kwargs) or not all(t in log for t in written):
+            raise NeedsValues
+        views: dict[int, Any] = {}
+        stand_ins: dict[int, torch.Tensor] = {}
+        for tensor in tensors:
+            if not _is_simple(tensor):
+                raise NeedsValues
+            if tensor in log:
+                views[id(tensor)] = log.view(tensor)
+            elif tensor.is_meta:
+                return func(*args, **kwargs)  # not ours, and without values
+            elif tensor.nbytes > MAX_CONSTANT:
+                raise NeedsValues
+            else:
+                views[id(tensor)] = tensor.detach().clone()
+                stand_ins[id(tensor)] = tensor.to(_META)
+        real_kwargs = dict(kwargs)
+        if traits.takes_device:
+            real_kwargs["device"], kwargs = _CPU, {**kwargs, "device": _META}
+        if traits.takes_pin_memory:
+            real_kwargs["pin_memory"] = kwargs["pin_memory"] = False
+        result = args[0] if traits.fills else _on_meta(func, args, kwargs, stand_ins)
+        results = list(flat_tensors(result))
+        if not all(_is_simple(tensor) for tensor in results):
+            raise NeedsValues
+        new = [log.view(t) if t not in log else None for t in results]
+        writes = {log.view(t).storage for t in written} | {v.storage for v in new if v is not None}
+        if writes:
+            log.append(
+                Step(
+                    func,
+                    tuple(_map_flat(lambda t: views[id(t)], arg) for arg in args),
+                    {n: _map_flat(lambda t: views[id(t)], v) for n, v in real_kwargs.items()},
+                    new,
+                    {v.storage for v in views.values() if type(v) is View},
+                    writes,
+                    torch.get_default_dtype(),
+                    _generator(args, real_kwargs) if traits.draws else None,
+                )
+            )
+        return result
+
+
+def _is_simple(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is nothing but a view of one storage."""
+    plain = type(tensor) in PLAIN_TYPES and tensor.layout is torch.strided
+    return plain and not tensor.is_quantized and not tensor.is_nested
+
+
+def _on_meta(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], stand_ins: dict[int, torch.Tensor]
+) -> Any:
+    if stand_ins:
+
+        def swap(tensor: torch.Tensor) -> torch.Tensor:
+            return stand_ins.get(id(tensor), tensor)
+
+        args = tuple(_map_flat(swap, arg) for arg in args)
+        kwargs = {name: _map_flat(swap, value) for name, value in kwargs.items()}
+    try:
+        return func(*args, **kwargs)
+    except Exception:  # noqa: BLE001 - no meta kernel, or values are needed: a real run tells
+        raise NeedsValues from None
+
+
+def _is_put_off(traits: _Traits, kwargs: Mapping[str, Any]) -> bool:
+    """Whether an operation without tensors is a factory on the host."""
+    return traits.takes_device and _can_wait(traits, kwargs)
+
+
+def _can_wait(traits: _Traits, kwargs: Mapping[str, Any]) -> bool:
+    device, layout = kwargs.get("device"), kwargs.get("layout")
+    on_host = device is None or torch.device(device).type in ("cpu", "meta")
+    return traits.gives_tensors and on_host and layout in (None, torch.strided)
+
+
+def _generator(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Generator:
+    given = next((a for a in (*args, *kwargs.values()) if isinstance(a, torch.Generator)), None)
+    return given if given is not None else torch.default_generator
+
+
+def _map_flat(function: Callable[[torch.Tensor], Any], arg: Any) -> Any:
+    if isinstance(arg, torch.Tensor):
+        return function(arg)
+    if isinstance(arg, (list, tuple)):
+        return type(arg)(_map_flat(function, item) for item in arg)
+    return arg

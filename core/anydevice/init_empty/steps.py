@@ -1,0 +1,61 @@
+"""The steps of a log, and how tensors see the storages that it is about."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+__all__ = ["Step", "View", "flat_tensors"]
+
+
+class View(NamedTuple):
+    """A tensor of the log: how it sees its storage."""
+
+    storage: int
+    dtype: torch.dtype
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+    is_conj: bool
+    is_neg: bool
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Step:
+    """One operation.
+
+    Attributes:
+        function: what to call.
+        args: its arguments, with a `View` for each tensor of the log.
+        kwargs: the same, by name.
+        results: how each result that has a new storage sees it; None for the others.
+        reads: the storages that it reads.
+        writes: the storages that it makes or changes.
+        default_dtype: torch's default dtype at the time.
+        generator: where it draws random numbers from; None for other operations.
+        index: its position in the log.
+        done: whether it has run for real.
+    """
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    results: list[View | None]
+    reads: set[int]
+    writes: set[int]
+    default_dtype: torch.dtype
+    generator: torch.Generator | None = None
+    index: int = 0
+    done: bool = False
+
+
+def flat_tensors(data: Any) -> Iterator[torch.Tensor]:
+    """The tensors in the arguments or results of an operation of torch."""
+    for item in data if isinstance(data, (list, tuple)) else (data,):
+        if isinstance(item, torch.Tensor):
+            yield item
+        elif isinstance(item, (list, tuple)):
+            yield from flat_tensors(item)
