@@ -63,6 +63,7 @@ def run_ranks(function, size, device_type="cpu", *args, timeout=60, check=True, 
     """
     job = {
         "file": function.__code__.co_filename,
+        "module": function.__module__,
         "function": function.__qualname__,
         "size": size,
         "device_type": device_type,
@@ -137,7 +138,9 @@ def _load(answer):
     """A rank's answer: what it returned, or why it did not."""
     kind, value, text = answer
     if kind == "result":
-        return pickle.loads(value)
+        import torch
+
+        return torch.load(io.BytesIO(value), weights_only=False)
     try:
         error = pickle.loads(value) if value else None
     except Exception as problem:  # noqa: BLE001 - an error of a class that cannot be brought over
@@ -250,7 +253,9 @@ def _call(job, rank, port):
 
         torch.set_num_threads(1)
         result = _function(job)(rank, size, *job["args"])
-        answer = ("result", pickle.dumps(result), "")
+        buffer = io.BytesIO()
+        torch.save(result, buffer)  # which brings over tensors of every dtype
+        answer = ("result", buffer.getvalue(), "")
     except BaseException as error:  # noqa: BLE001 - brought to the test
         buffer = io.StringIO()
         traceback.print_exc(file=buffer)
@@ -276,7 +281,8 @@ def _leave():
 def _function(job):
     path = Path(job["file"])
     sys.path.insert(0, str(path.parent))
-    spec = importlib.util.spec_from_file_location(f"ranks_{path.stem}", path)
+    # By the name that the test knows it by, so that what its classes make can be brought back.
+    spec = importlib.util.spec_from_file_location(job["module"], path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)

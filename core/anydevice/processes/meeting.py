@@ -11,7 +11,8 @@ as a fault, and a rank that is a second late is none.
 
 [Note: what stays in the store] Each meeting has a number, the same on all ranks, and one key a
 rank. A rank at meeting n has seen all keys of n-1, so every rank has finished reading those of
-n-2: each deletes its own then. What a rank is doing, for messages, is one key a rank, overwritten.
+n-2: each deletes its own then. What a rank is doing, for messages, is two keys a rank, written in
+turn: while one rank still reads of meeting n, another is at n+1, and not farther.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ _LONGEST: Final = 0.02
 #: How long, in seconds, a rank that leaves waits for the others to have read what it said last.
 _LEAVE_LIMIT: Final = 5.0
 _LEFT: Final = "left"
+#: Bytes that stand for what a rank is about to do.
+_DIGEST: Final = 8
 
 
 class Meetings:
@@ -63,12 +66,16 @@ class Meetings:
         self._store.set(f"host/{rank}", f"{socket.gethostname()}:{os.getpid()}")
         atexit.register(self.leave)
 
-    def meet(self, call: str, description: Any = None) -> None:
+    def meet(self, call: str, description: Any = None, payload: bytes = b"") -> list[bytes]:
         """Wait for all ranks, and see that they are here for the same.
 
         Args:
             call: what this rank is about to do, such as ``"gather"``.
             description: plain data that must be equal on all ranks, such as shapes.
+            payload: a few bytes to tell the others, such as sizes that may differ.
+
+        Returns:
+            What each rank told, in order.
 
         Raises:
             CollectiveMismatchError: another rank does something else, or brings something else.
@@ -77,15 +84,16 @@ class Meetings:
         self._number += 1
         number, store = self._number, self._store
         said = {"number": number, "call": call, "line": calling_line(), "brings": description}
-        digest = hashlib.blake2b(repr((call, description)).encode(), digest_size=8).digest()
-        store.set(f"at/{self._rank}", json.dumps(said, default=repr))
-        store.set(f"{number}/{self._rank}", digest)
+        digest = hashlib.blake2b(repr((call, description)).encode(), digest_size=_DIGEST).digest()
+        store.set(f"at/{self._rank}/{number % 2}", json.dumps(said, default=repr))
+        store.set(f"{number}/{self._rank}", digest + payload)
         if number > 2:
             store.delete_key(f"{number - 2}/{self._rank}")
-        digests = self._wait([f"{number}/{rank}" for rank in range(self._size)], said)
+        found = self._wait([f"{number}/{rank}" for rank in range(self._size)], said)
         store.set(f"read/{self._rank}", str(number))
-        if any(other != digest for other in digests):
-            self._disagree(said)
+        if any(other[:_DIGEST] != digest for other in found):
+            self._disagree(number, said)
+        return [other[_DIGEST:] for other in found]
 
     def leave(self) -> None:
         """Tell the others that this rank makes no more calls.
@@ -150,34 +158,36 @@ class Meetings:
         late = f"did not come within {self._limit.total_seconds():g} s"
         who = ", ".join(f"rank {rank} {gone.get(rank, late)}" for rank in missing)
         raise MissingRankError(
-            f"{said['call']} needs all {self._size} ranks, and {who}.\n{self._lines()}\n"
+            f"{said['call']} needs all {self._size} ranks, and {who}.\n{self.lines()}\n"
             "Each rank must make the same calls in the same order: look for a call inside an `if` "
             "that is true on some ranks only, such as `if is_main_process`."
         )
 
-    def _disagree(self, said: dict[str, Any]) -> None:
-        others = [self._doing(rank) for rank in range(self._size)]
-        calls = {other.get("call") for other in others if other}
+    def _disagree(self, number: int, said: dict[str, Any]) -> None:
+        calls = {self._doing(rank, number).get("call") for rank in range(self._size)}
         what = (
             "the ranks make different calls"
             if len(calls) > 1
             else f"the ranks call {said['call']} with different data"
         )
         raise CollectiveMismatchError(
-            f"{what} (this is rank {self._rank}):\n{self._lines()}\n"
+            f"{what} (this is rank {self._rank}):\n{self.lines(number)}\n"
             "Each rank must make the same calls with the same structure, shapes and dtypes. "
             "Tensors that differ in length: pad_across_processes first, or gather_object."
         )
 
-    def _lines(self) -> str:
-        """What each rank did last, a line for each."""
-        return "\n".join(f"  rank {rank}: {_show(self._doing(rank))}" for rank in range(self._size))
+    def lines(self, number: int | None = None) -> str:
+        """What each rank did at a meeting, or did last: a line for each."""
+        return "\n".join(
+            f"  rank {rank}: {_show(self._doing(rank, number))}" for rank in range(self._size)
+        )
 
-    def _doing(self, rank: int) -> dict[str, Any]:
-        if not self._store.check([f"at/{rank}"]):
-            return {}
-        found: dict[str, Any] = json.loads(self._store.get(f"at/{rank}"))
-        return found
+    def _doing(self, rank: int, number: int | None = None) -> dict[str, Any]:
+        keys = [key for key in (f"at/{rank}/0", f"at/{rank}/1") if self._store.check([key])]
+        found: list[dict[str, Any]] = [json.loads(self._store.get(key)) for key in keys]
+        if number is not None:
+            found = [doing for doing in found if doing["number"] == number]
+        return max(found, key=lambda doing: doing["number"], default={})
 
 
 def calling_line() -> str:

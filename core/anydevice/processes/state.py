@@ -14,7 +14,7 @@ import torch.distributed as dist
 from anydevice import registry
 from anydevice.backend import DeviceBackend
 from anydevice.devices import parse_device, resolve_device
-from anydevice.errors import OptionError
+from anydevice.errors import OptionError, ProcessGroupError
 from anydevice.processes.environment import Launch, read_launch, setting
 from anydevice.processes.group import collective_backends, join_group
 from anydevice.processes.kinds import DistributedType
@@ -163,10 +163,27 @@ class PartialState:
         """
         self.meet("wait_for_everyone")
 
-    def meet(self, call: str, description: Any = None) -> None:
+    def meet(self, call: str, description: Any = None, payload: bytes = b"") -> list[bytes]:
         """See that all ranks are about to do the same; see `Meetings.meet`. Nothing when alone."""
-        if self._meetings is not None and self.num_processes > 1:
-            self._meetings.meet(call, description)
+        if self._meetings is None:
+            return [payload]
+        return self._meetings.meet(call, description, payload)
+
+    @contextlib.contextmanager
+    def collective(self, call: str) -> Iterator[None]:
+        """Have an error of ``torch.distributed`` in the context name each rank's line.
+
+        Raises:
+            ProcessGroupError: the collective failed, such as for a rank that died in it.
+        """
+        try:
+            yield
+        except (RuntimeError, ValueError) as error:
+            lines = "" if self._meetings is None else f"\n{self._meetings.lines()}"
+            raise ProcessGroupError(
+                f"{call} failed on rank {self.process_index} of {self.num_processes}: {error}"
+                f"{lines}"
+            ) from error
 
     @contextlib.contextmanager
     def main_process_first(self) -> Iterator[None]:

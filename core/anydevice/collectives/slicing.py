@@ -1,0 +1,35 @@
+"""Taking a part of nested data, and asking how many samples it has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from anydevice.tensors import iter_tensors, map_tensors
+
+__all__ = ["find_batch_size", "slice_tensors"]
+
+
+def slice_tensors(
+    data: Any,
+    tensor_slice: slice,
+    process_index: int | None = None,
+    num_processes: int | None = None,
+) -> Any:
+    """Take a slice of each tensor in nested data.
+
+    Args:
+        data: a tensor, or nested data of them.
+        tensor_slice: along the first dimension; tensors without dimensions are left alone.
+        process_index: taken for the reference's sake; not used.
+        num_processes: as above.
+
+    Example:
+        >>> slice_tensors({"ids": torch.arange(4)}, slice(1, 3))
+        {'ids': tensor([1, 2])}
+    """
+    return map_tensors(lambda t: t[tensor_slice] if t.ndim else t, data)
+
+
+def find_batch_size(data: Any) -> int | None:
+    """The length of the first dimension of the first tensor that has one; None without such."""
+    return next((int(t.shape[0]) for t in iter_tensors(data) if t.ndim), None)
