@@ -17,6 +17,7 @@ from __future__ import annotations
 import atexit
 import base64
 import contextlib
+import importlib
 import importlib.util
 import io
 import os
@@ -150,16 +151,23 @@ def _load(answer):
 
 # ---------------------------------------------------------------------- in the one that forks
 
+#: What takes long to import, and starts nothing.
+_WARM = (
+    "torch",
+    "torch.distributed",
+    "anydevice.processes",
+    "anydevice.collectives",
+    "anydevice_conformance.simulator",
+)
+
 
 def _serve():
-
-    import anydevice_conformance.simulator  # noqa: F401
-
+    for name in _WARM:
+        importlib.import_module(name)
     answers = os.dup(1)
     os.dup2(2, 1)  # what ranks print goes to stderr
     for line in sys.stdin.buffer:
         found = _run(pickle.loads(base64.b64decode(line)))
-        os.write(answers, b"")
         with os.fdopen(os.dup(answers), "wb") as file:
             file.write(base64.b64encode(pickle.dumps(found)) + b"\n")
 
