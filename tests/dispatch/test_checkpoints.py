@@ -105,7 +105,7 @@ def test_a_bad_map_is_refused_before_loading(sim, checkpoint, device_map, error)
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"prefetch_depth": -1}, OptionError, "prefetch_depth=-1: how many units"),
+        ({"prefetch_depth": -1}, OptionError, "prefetch_depth=-1: how many groups"),
         ({"prefetch_depth": 1.5}, OptionError, "prefetch_depth=1.5"),
         ({"prefetch_depth": True}, OptionError, "prefetch_depth=True"),
         ({"prefetch_depth": "2"}, OptionError, "prefetch_depth='2'"),

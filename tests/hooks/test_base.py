@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import copy
 import inspect
 import io
@@ -46,8 +47,16 @@ class Note(ModelHook):
         self._note("post")
         return output
 
-    def failed_forward(self, module, error):
-        self._note("failed")
+
+class Closing(Note):
+    """Runs the call itself, to let go of what it took whatever happens."""
+
+    def run_forward(self, module, forward, args, kwargs):
+        self._note("open")
+        try:
+            return super().run_forward(module, forward, args, kwargs)
+        finally:
+            self._note("close")
 
 
 class AddOne(ModelHook):
@@ -105,16 +114,20 @@ def test_appended_hooks_run_in_order_and_flat():
 @pytest.mark.parametrize(
     ("fail", "seen"),
     [
-        ((1, "pre"), ["pre 0", "pre 1", "failed 0"]),
-        ((0, "post"), ["pre 0", "pre 1", "pre 2", "post 0", "failed 1", "failed 2"]),
-        ((1, "post"), ["pre 0", "pre 1", "pre 2", "post 0", "post 1", "failed 2"]),
+        ((1, "pre"), ["pre 0", "open 1", "pre 1", "close 1"]),
+        ((2, "pre"), ["pre 0", "open 1", "pre 1", "pre 2", "close 1"]),
+        ((2, "post"), ["pre 0", "open 1", "pre 1", "pre 2", "post 2", "close 1"]),
+        (
+            (0, "post"),
+            ["pre 0", "open 1", "pre 1", "pre 2", "post 2", "post 1", "close 1", "post 0"],
+        ),
     ],
 )
-def test_a_hook_that_fails_lets_the_others_let_go(fail, seen):
+def test_a_hook_that_runs_the_call_lets_go_whatever_fails(fail, seen):
     log = []
     module = Pass()
-    for i in range(3):
-        add_hook_to_module(module, Note(i, log, fail[1] if i == fail[0] else None), append=True)
+    for i, kind in enumerate((Note, Closing, Note)):
+        add_hook_to_module(module, kind(i, log, fail[1] if i == fail[0] else None), append=True)
     log.clear()
     with pytest.raises(ValueError, match=f"{fail[1]} {fail[0]}"):
         module(1)
@@ -124,12 +137,12 @@ def test_a_hook_that_fails_lets_the_others_let_go(fail, seen):
 def test_a_forward_that_raises():
     log = []
     module = add_hook_to_module(Boom(), Note(0, log))
-    add_hook_to_module(module, Note(1, log), append=True)
+    add_hook_to_module(module, Closing(1, log), append=True)
     log.clear()
     for _ in range(2):
         with pytest.raises(KeyError, match="boom"):
             module()
-    assert log == ["pre 0", "pre 1", "failed 0", "failed 1"] * 2
+    assert log == ["pre 0", "open 1", "pre 1", "close 1"] * 2
 
 
 def test_signature_name_and_doc_are_the_forwards_own():
@@ -174,7 +187,7 @@ def test_no_grad_holds_for_the_forward_alone():
 def test_deep_copy_has_its_own_forward():
     model = nn.Sequential(add_hook_to_module(nn.Linear(2, 2), Double()))
     again = copy.deepcopy(model)
-    assert again[0].forward.module is again[0]
+    assert again[0].forward.__self__ is again[0]
     assert again[0]._old_forward.__self__ is again[0]
     x = torch.ones(2)
     with torch.no_grad():
@@ -188,7 +201,7 @@ def test_deep_copy_has_its_own_forward():
 def test_pickle(protocol):
     model = nn.Sequential(add_hook_to_module(nn.Linear(2, 2), Double()))
     again = pickle.loads(pickle.dumps(model, protocol))
-    assert again[0].forward.module is again[0]
+    assert again[0].forward.__self__ is again[0]
     assert torch.equal(again(torch.ones(2)), model(torch.ones(2)))
 
 
@@ -213,25 +226,14 @@ class Counting(nn.Module):
 
 
 class Scope(ModelHook):
-    """Tells whether the body of the forward is running."""
+    no_grad = True
 
     def __init__(self):
-        self.inside = False
         self.ended = 0
-
-    def run_forward(self, module, forward, args, kwargs):
-        self.inside = True
-        try:
-            return forward(*args, **kwargs)
-        finally:
-            self.inside = False
 
     def post_forward(self, module, output):
         self.ended += 1
         return output
-
-    def failed_forward(self, module, error):
-        self.ended += 1
 
 
 def test_a_forward_that_is_a_generator_keeps_the_hook_until_it_is_done():
@@ -239,7 +241,7 @@ def test_a_forward_that_is_a_generator_keeps_the_hook_until_it_is_done():
     module = add_hook_to_module(Counting(), scope)
     for i, item in enumerate(module(5)):
         assert item == 5 + i
-        assert not scope.inside
+        assert torch.is_grad_enabled()
         assert scope.ended == 0
     assert scope.ended == 1
 
@@ -248,7 +250,43 @@ def test_a_forward_that_is_a_generator_keeps_the_hook_until_it_is_done():
     assert body.send("word") == "word"
     assert body.throw(KeyError()) == "caught"
     body.close()
-    assert scope.ended == 2
+    assert scope.ended == 1
+
+
+class Asynchronous(nn.Module):
+    async def forward(self, x):
+        assert not torch.is_grad_enabled()
+        await asyncio.sleep(0)
+        assert not torch.is_grad_enabled()
+        return x + 1
+
+
+class Stream(nn.Module):
+    async def forward(self, x):
+        try:
+            for i in range(x):
+                assert not torch.is_grad_enabled()
+                await asyncio.sleep(0)
+                yield i
+        finally:
+            assert not torch.is_grad_enabled()
+
+
+def test_forwards_that_are_coroutines_and_asynchronous_generators():
+    scope = Scope()
+    one, many = (add_hook_to_module(module, scope) for module in (Asynchronous(), Stream()))
+
+    async def run():
+        assert await asyncio.gather(one(1), one(2)) == [2, 3]
+        assert scope.ended == 2
+        assert [i async for i in many(3)] == [0, 1, 2]
+        async for i in many(5):
+            assert torch.is_grad_enabled()
+            if i == 1:
+                break
+        assert torch.is_grad_enabled()
+
+    asyncio.run(run())
 
 
 def test_threads_on_one_hooked_module():

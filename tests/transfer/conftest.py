@@ -11,7 +11,7 @@ from torch import nn
 
 from anydevice.devices import parse_device
 from anydevice.transfer import Engine
-from anydevice.weights import iter_slots
+from anydevice.weights import iter_modules
 
 WIDTH = 32
 
@@ -36,7 +36,9 @@ class Offloaded:
         self.engine = Engine(**options)
         self.device = parse_device(device)
         self.groups = [
-            self.engine.group(str(i), list(iter_slots(b, str(i))), self.device, compute_dtype=dtype)
+            self.engine.group(
+                str(i), list(iter_modules(b, str(i))), self.device, compute_dtype=dtype
+            )
             for i, b in enumerate(blocks)
         ]
 

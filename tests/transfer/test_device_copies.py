@@ -10,11 +10,11 @@ from torch import nn
 from anydevice.devices import CPU, parse_device
 from anydevice.errors import UnplacedWeightError
 from anydevice.transfer import Engine
-from anydevice.weights import Slot, iter_slots
+from anydevice.weights import iter_modules, iter_slots
 
 
 def unit_of(module, device="sim:0", **options):
-    return Engine().group("module", list(iter_slots(module)), parse_device(device), **options)
+    return Engine().group("module", list(iter_modules(module)), parse_device(device), **options)
 
 
 def ids(module):
@@ -320,8 +320,8 @@ def test_an_inner_unit_uses_what_an_outer_one_brought(sim):
     module = nn.Sequential(nn.Linear(2, 2))
     engine = Engine()
     device = parse_device("sim:0")
-    outer = engine.group("outer", list(iter_slots(module)), device)
-    inner = engine.group("inner", list(iter_slots(module[0])), device)
+    outer = engine.group("outer", list(iter_modules(module)), device)
+    inner = engine.group("inner", list(iter_modules(module[0])), device)
     with torch.no_grad():
         outer.enter()
         copy = module[0].weight
@@ -358,7 +358,7 @@ def test_an_exception_leaves_all_in_place(make, x):
 
 def test_a_weight_on_meta_is_named(sim):
     module = nn.Linear(2, 2, device="meta")
-    group = Engine().group("block", list(iter_slots(module, "model.fc")), parse_device("sim:0"))
+    group = Engine().group("block", list(iter_modules(module, "model.fc")), parse_device("sim:0"))
     with pytest.raises(UnplacedWeightError, match=r"model\.fc\.weight.*on meta"):
         group.enter()
     assert module.weight.is_meta
@@ -375,8 +375,8 @@ def test_copies_and_pickles_are_independent(sim):
     group = unit_of(module)
     with torch.no_grad(), group:
         pass
-    for other in (copy.deepcopy(group), pickle.loads(pickle.dumps(group))):
-        copied = other.slots[0].module
+    pair = (module, group)
+    for copied, other in (copy.deepcopy(pair), pickle.loads(pickle.dumps(pair))):
         with torch.no_grad(), other:
             assert str(copied.weight.device) == "sim:0"
             assert module.weight.device.type == "cpu"
@@ -385,7 +385,7 @@ def test_copies_and_pickles_are_independent(sim):
 
 def test_on_the_host_nothing_is_done(sim):
     module = nn.Linear(2, 2)
-    group = Engine().group("m", list(iter_slots(module)), CPU)
+    group = Engine().group("m", list(iter_modules(module)), CPU)
     weight = module.weight
     with group:
         assert module.weight is weight
@@ -394,10 +394,11 @@ def test_on_the_host_nothing_is_done(sim):
 
 def test_a_slot_may_become_empty(sim):
     module = nn.Linear(2, 2)
-    group = Engine().group("m", [("bias", Slot(module, "bias", False))], parse_device("sim:0"))
+    group = Engine().group("m", [("", module)], parse_device("sim:0"))
     module.bias = None
     with group:
         assert module.bias is None
+        assert str(module.weight.device) == "sim:0"
 
 
 def test_buffers_that_are_written_to_unseen_come_home_while_training(sim):

@@ -15,7 +15,7 @@ from torch import nn
 from anydevice.devices import parse_device
 from anydevice.errors import BudgetError, OptionError, UnknownDeviceError
 from anydevice.transfer import Engine, profile_transfers
-from anydevice.weights import iter_slots
+from anydevice.weights import iter_modules, iter_slots
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -92,7 +92,7 @@ def test_a_tensor_that_travels_by_itself_gets_memory_too(sim):
     model = Offloaded(big_blocks(2), prefetch_depth=1)
     loose = nn.Module()
     loose.register_buffer("even", torch.zeros(2 * MIB, dtype=torch.uint8)[::2])
-    group = model.engine.group("loose", list(iter_slots(loose)), model.device)
+    group = model.engine.group("loose", list(iter_modules(loose)), model.device)
     model(inputs())
     kept = torch.empty(MIB + MIB // 2, dtype=torch.uint8, device="sim:0")
     with pytest.warns(RuntimeWarning, match="out of memory"), torch.no_grad(), group:
@@ -296,7 +296,7 @@ def test_memory_that_others_hold_is_not_used_again_and_is_counted_out(make, x):
 
 def engine_pins(module, **options):
     engine = Engine(**options)
-    group = engine.group("m", list(iter_slots(module)), parse_device("sim:0"))
+    group = engine.group("m", list(iter_modules(module)), parse_device("sim:0"))
     with torch.no_grad(), group:
         pass
     return engine
@@ -310,7 +310,7 @@ def test_resting_weights_are_page_locked_once(sim):
     assert [id(p) for p in block.parameters()] == [i for i, _ in before]
     assert all(torch.equal(p, v) for p, (_, v) in zip(block.parameters(), before, strict=True))
     places = [p.data_ptr() for p in block.parameters()]
-    with torch.no_grad(), engine.group("m", list(iter_slots(block)), parse_device("sim:0")):
+    with torch.no_grad(), engine.group("m", list(iter_modules(block)), parse_device("sim:0")):
         pass
     assert [p.data_ptr() for p in block.parameters()] == places
 
@@ -353,6 +353,7 @@ def test_memory_that_others_see_is_not_moved(sim, keep):
 
 
 def test_the_budget_is_kept(sim):
+    gc.collect()
     before = sim.pinned_bytes()
     model = Offloaded(make_blocks(4), prefetch_depth=0, pin_budget=40 * KIB)
     x = torch.randn(2, 32)
@@ -385,7 +386,7 @@ def test_mapped_weights_stay_mapped_unless_they_shall_rest_in_memory(sim, tmp_pa
         module.weight = nn.Parameter(map_file(path).tensor(0, torch.float32, (1024,)))
         group = Engine().group(
             "m",
-            list(iter_slots(module)),
+            list(iter_modules(module)),
             parse_device("sim:0"),
             resting=parse_device(resting) if resting else None,
         )

@@ -15,7 +15,7 @@ from anydevice.tensors import is_dense
 from anydevice.transfer import Engine, copy_batch, profile_transfers
 from anydevice.transfer.copy_plan import align, plan_copies
 from anydevice.transfer.staging import divide
-from anydevice.weights import iter_slots
+from anydevice.weights import iter_modules, iter_slots
 from anydevice_conformance.mutants import installed
 
 # ---------------------------------------------------------------------- plans
@@ -114,8 +114,7 @@ def test_a_page_locked_weight_between_others_arrives(sim):
     sizes = {"a": 64, "b": 8, "c": 8}
     for name, size in sizes.items():
         module.register_buffer(name, torch.rand(size))
-    slots = list(iter_slots(module))
-    group = Engine().group("module", slots, parse_device("sim:0"))
+    group = Engine().group("module", list(iter_modules(module)), parse_device("sim:0"))
     with group:
         pass
     assert all(t.is_pinned() for t in module.buffers())
@@ -306,7 +305,7 @@ def test_profiles_nest_and_end(sim, make, x):
 def test_tensors_that_travel_alone_are_counted(sim):
     module = nn.Module()
     module.register_buffer("odd", torch.randn(6)[::2])
-    group = Engine().group("odd", list(iter_slots(module)), parse_device("sim:0"))
+    group = Engine().group("odd", list(iter_modules(module)), parse_device("sim:0"))
     with profile_transfers() as profile, torch.no_grad(), group:
         pass
     assert profile.bytes == 12

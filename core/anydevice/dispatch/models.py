@@ -13,9 +13,9 @@ from anydevice.devices import Device, DeviceLike
 from anydevice.dispatch.places import Places, put_in_place
 from anydevice.hooks import AlignDevicesHook
 from anydevice.hooks.base import remove_hooks_of_kind
-from anydevice.hooks.offload import CpuOffload
+from anydevice.hooks.cpu_offload import CpuOffload
+from anydevice.hooks.grouping import ExecutionPlan, attach_groups
 from anydevice.hooks.state import align_hook_of
-from anydevice.hooks.units import Layout, attach_units
 from anydevice.placement import (
     DeviceMap,
     Placement,
@@ -25,7 +25,7 @@ from anydevice.placement import (
 )
 from anydevice.ties import gather_weights
 from anydevice.transfer import Engine, read_prefetch_depth
-from anydevice.weights import Slot, iter_slots
+from anydevice.weights import iter_slots
 
 __all__ = ["dispatch_model", "dispatch_offloaded", "dispatch_placed", "hook_model"]
 
@@ -176,17 +176,17 @@ def hook_model(
         skip_keys = getattr(model, "_skip_keys_device_placement", None)
     room = places.room()
     engine = Engine(prefetch_depth=prefetch_depth, reserve=room or None)
-    layout = Layout(
+    plan = ExecutionPlan(
         execution=places.execution,
         main=places.main,
         blocks=find_blocks(model, no_split),
         preload=preload,
-        resting=places.rest,
+        stored=places.rest,
         limits={device: size // max(1, places.placement.ahead) for device, size in room.items()},
         skip_keys=skip_keys,
-        lodgers=_lodgers(model, places),
+        resident_buffers=_resident_buffers(model, places),
     )
-    attach_units(model, layout, engine)
+    attach_groups(model, plan, engine)
     model.__dict__[ENGINE] = engine
 
 
@@ -195,17 +195,17 @@ def _remove_old_hooks(model: nn.Module) -> None:
     for module in model.modules():
         hook = align_hook_of(module)
         if hook is not None:
-            hook.lodgers = ()  # where they rest has just been decided anew
+            hook.resident_buffers = frozenset()  # where they rest has just been decided anew
     remove_hooks_of_kind(model, AlignDevicesHook, CpuOffload)
 
 
-def _lodgers(model: nn.Module, places: Places) -> list[Slot]:
+def _resident_buffers(model: nn.Module, places: Places) -> list[str]:
     """Buffers whose entry of the map is not an accelerator, but whose module runs on one."""
     if places.offload_buffers:
         return []
     entries = DeviceMap(places.placement)
     return [
-        slot
+        name
         for name, slot in iter_slots(model)
         if slot.is_buffer and not entries.lookup(name).is_accelerator
     ]

@@ -1,4 +1,4 @@
-"""Hooks: what runs around a module's forward so that its inputs and weights are where it runs."""
+"""Hooks: code around a module's forward that has its inputs and weights where it runs."""
 
 from anydevice.hooks.align import AlignDevicesHook
 from anydevice.hooks.attach import (
@@ -14,7 +14,7 @@ from anydevice.hooks.base import (
     remove_hook_from_submodules,
 )
 from anydevice.hooks.casting import LayerwiseCastingHook, attach_layerwise_casting_hooks
-from anydevice.hooks.offload import CpuOffload, UserCpuOffloadHook
+from anydevice.hooks.cpu_offload import CpuOffload, UserCpuOffloadHook
 from anydevice.hooks.state import align_module_device, has_offloaded_params
 
 __all__ = [

@@ -1,54 +1,80 @@
-"""The hook that brings inputs and weights of a module to one device for its forward."""
+"""The hook that has a module's inputs and weights on one device for its forward."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from anydevice.devices import CPU, Device, DeviceLike, parse_device
 from anydevice.errors import ModelError, UnplacedWeightError
-from anydevice.hooks.base import HOOK, ModelHook
-from anydevice.hooks.glue import with_glue, without_glue
-from anydevice.hooks.writeback import Copies
+from anydevice.hooks.aliases import Alias, find_aliases
+from anydevice.hooks.base import ModelHook
+from anydevice.hooks.cross_device import with_alignment, without_alignment
+from anydevice.hooks.current_device import current_device
+from anydevice.hooks.forward import HOOK
+from anydevice.hooks.moving import allow_moves, refuse_moves
+from anydevice.hooks.resumable import RESUMABLE, Call, resume
+from anydevice.hooks.writeback import SentArguments
 from anydevice.modules import own_device
 from anydevice.tensors import all_on_device, find_device, move_tensor, send_to_device
 from anydevice.text import list_some
 from anydevice.ties import gather_weights
 from anydevice.transfer import Engine, OffloadGroup
-from anydevice.weights import Slot, iter_slots
+from anydevice.weights import Slot, iter_modules, iter_slots
 
-__all__ = ["AlignDevicesHook", "find_aliases"]
+__all__ = ["AlignDevicesHook", "Regrouping"]
+
+
+class Regrouping(Protocol):
+    """Groups and hooks the parts of a module anew, after its structure has changed."""
+
+    def regroup(self, module: nn.Module, hook: AlignDevicesHook) -> None:
+        """Set the hook up for the module as it is now, and hook its parts.
+
+        Args:
+            module: the module.
+            hook: its hook.
+        """
 
 
 class AlignDevicesHook(ModelHook):
-    """Brings a module's inputs and weights to one device for its forward.
+    """Has a module's inputs and weights on one device for its forward.
 
-    Offloaded weights rest in the module as host tensors (in RAM, or mapped from a file). For the
-    time of the forward their twins on the execution device stand in their place; the
-    `anydevice.transfer` engine makes those, ahead of time where it can.
+    Offloaded weights are stored in the module as host tensors (in RAM, or mapped from a file).
+    During the forward, copies on the execution device take their place; the `anydevice.transfer`
+    engine makes these, ahead of time where it can. Weights and modules that are added to the module
+    later are moved too.
 
     Args:
         execution_device: where inputs and weights are for the forward; None leaves inputs alone.
-        offload: whether the weights rest on the host outside of the forward.
+        offload: whether the weights are stored on the host outside of the forward.
         io_same_device: send the output to the device of the first input.
-        weights_map: names to host tensors, perhaps lazy, that the offloaded weights shall hold. By
+        weights_map: names to host tensors, perhaps lazy, that the offloaded weights are set to. By
             default they keep their values.
-        offload_buffers: whether buffers rest on the host too; else they stay on the execution
+        offload_buffers: whether buffers are stored on the host too; else they stay on the execution
             device.
         place_submodules: whether weights of submodules belong to this hook; else only the module's
             own.
         skip_keys: keys of mappings, or names of keyword arguments, that are not moved in or out.
         tied_params_map: accepted for compatibility: a Parameter stays one object here, so ties hold
             without it.
-        unit: weights that travel together, made by the caller; by default the hook makes its own.
-        engine: the engine of a unit that the hook makes; by default one of its own.
-        passes: the engine that shall be told where calls of the whole model begin and end.
-        glue: True moves tensors of operators in the module's own code to one device, False stops an
-            outer module's doing so, None changes nothing (`anydevice.hooks.glue`).
+        group: weights that travel together, made by the caller; by default the hook makes its own.
+        engine: the engine of a group that the hook makes; by default one of its own.
+        passes: the engine that is told where calls of the whole model begin and end.
+        align: True aligns operators in the module's own code (`anydevice.hooks.cross_device`),
+            False stops an outer module's alignment, None changes nothing.
+
+    Example:
+        >>> from torch import nn
+        >>> from anydevice.hooks import add_hook_to_module
+        >>> layer = add_hook_to_module(nn.Linear(2, 2), AlignDevicesHook("cpu", offload=True))
+        >>> layer(torch.ones(1, 2)).shape
+        torch.Size([1, 2])
     """
 
     def __init__(
@@ -62,10 +88,10 @@ class AlignDevicesHook(ModelHook):
         skip_keys: str | list[str] | None = None,
         tied_params_map: dict[int, dict[torch.device, torch.Tensor]] | None = None,
         *,
-        unit: OffloadGroup | None = None,
+        group: OffloadGroup | None = None,
         engine: Engine | None = None,
         passes: Engine | None = None,
-        glue: bool | None = None,
+        align: bool | None = None,
     ) -> None:
         self.execution_device = execution_device
         self.offload = offload
@@ -75,59 +101,32 @@ class AlignDevicesHook(ModelHook):
         self.place_submodules = place_submodules
         self.skip_keys = skip_keys
         self.tied_params_map = tied_params_map
-        self.unit = unit
+        self.group = group
         self.engine = engine
         self.passes = passes
-        self.glue = glue
-        #: Buffers that are on the execution device for the hooks' sake, and go back to the host.
-        self.lodgers: Sequence[Slot] = ()
-        self._aliases: list[_Alias] = []
-        self._planned = False
+        self.align = align
+        #: Names of buffers that are on the execution device for the hooks' sake, though their
+        #: module is offloaded; they go to the host when the hooks are removed.
+        self.resident_buffers: frozenset[str] = frozenset()
+        self._regrouping: Regrouping | None = None
+        #: Modules whose children are part of what the hook covers, with these children.
+        self._watched: Sequence[tuple[dict[str, Any], tuple[Any, ...]]] = ()
+        self._aliases: Sequence[Alias] = ()
         self._loading: Any = None
-        # Devices of the inputs of calls that are under way, by thread.
-        self._inputs: dict[int, list[torch.device | None]] = {}
-        # Containers copied for a call that is about to run, by thread.
-        self._copies: dict[int, Copies] = {}
 
     @classmethod
     def planned(
-        cls,
-        execution: Device | None,
-        *,
-        unit: OffloadGroup | None = None,
-        slots: Sequence[Slot] = (),
-        passes: Engine | None = None,
-        glue: bool | None = None,
-        offload: bool = False,
-        io_same_device: bool = False,
-        skip_keys: str | list[str] | None = None,
-        lodgers: Sequence[Slot] = (),
+        cls, execution: Device | None, regrouping: Regrouping, **settings: Any
     ) -> AlignDevicesHook:
-        """Make a hook for weights that are in their places already: attaching it moves nothing.
+        """Make a hook for weights that are where they are stored: attaching it moves nothing.
 
         Args:
             execution: where the module runs; None leaves inputs alone.
-            unit: what travels for its forward.
-            slots: the unit's slots, where the unit is this module's to begin.
-            passes: see the class.
-            glue: see the class.
-            offload: whether any of its weights is offloaded.
-            io_same_device: see the class.
-            skip_keys: see the class.
-            lodgers: buffers of offloaded modules that are on the execution device meanwhile.
+            regrouping: called when the structure of the module has changed.
+            **settings: see the class.
         """
-        hook = cls(
-            execution.torch if execution is not None else None,
-            offload=offload,
-            io_same_device=io_same_device,
-            skip_keys=skip_keys,
-            unit=unit,
-            passes=passes,
-            glue=glue,
-        )
-        hook._planned = True
-        hook.lodgers = lodgers
-        hook._aliases = find_aliases(slots)
+        hook = cls(execution.torch if execution is not None else None, **settings)
+        hook._regrouping = regrouping
         return hook
 
     @property
@@ -138,44 +137,63 @@ class AlignDevicesHook(ModelHook):
     @execution_device.setter
     def execution_device(self, device: DeviceLike | None) -> None:
         self._execution_device = device
-        self._target = parse_device(device).torch if device is not None else None
-
-    def __getstate__(self) -> dict[str, Any]:
-        """A copy has no calls under way."""
-        return {**self.__dict__, "_inputs": {}, "_copies": {}}
+        self._device = parse_device(device) if device is not None else None
+        self._target = self._device.torch if self._device is not None else None
 
     # ------------------------------------------------------------------ attaching
 
     def init_hook(self, module: nn.Module) -> nn.Module:
-        """Put the module's weights where they rest."""
+        """Move the module's weights to where they are stored."""
         if self.passes is not None:
             register: Any = module.register_load_state_dict_pre_hook
             self._loading = register(_settle)
-        if self._planned or (self.execution_device is None and not self.offload):
+            refuse_moves(module)
+        if self._regrouping is not None or (self.execution_device is None and not self.offload):
             return module
-        device = self._device(module)
+        device = self._own_device(module)
 
-        def rest(_name: str, slot: Slot) -> Device:
+        def stored(_name: str, slot: Slot) -> Device:
             return CPU if self.offload and (self.offload_buffers or not slot.is_buffer) else device
 
         slots = list(iter_slots(module, recurse=self.place_submodules))
-        for weight in gather_weights(slots, rest):
+        for weight in gather_weights(slots, stored):
             if weight.device == CPU and self.offload and self.weights_map is not None:
                 weight.hold(move_tensor(self._value(weight.names[0]).detach(), CPU))
             else:
                 weight.move()
         if self.offload:
-            self.lodgers = [slot for name, slot in slots if rest(name, slot) != CPU]
-        away = [(name, slot) for name, slot in slots if rest(name, slot) == CPU and self.offload]
-        if away:
-            engine = self.engine if self.engine is not None else Engine()
-            self.unit = engine.group(type(module).__name__, away, device)
-            self._aliases = find_aliases([slot for _, slot in away])
+            self.resident_buffers = frozenset(n for n, s in slots if stored(n, s) != CPU)
+        self._make_group(module, device)
         return module
 
-    def _device(self, module: nn.Module) -> Device:
-        if self.execution_device is not None:
-            return parse_device(self.execution_device)
+    def _make_group(self, module: nn.Module, device: Device) -> None:
+        parts = list(iter_modules(module)) if self.place_submodules else [("", module)]
+        if self.engine is None:
+            self.engine = Engine()
+        group = self.engine.group(type(module).__name__, parts, device)
+        self.cover(group, [part for _, part in parts], watched=self.place_submodules)
+
+    def cover(
+        self,
+        group: OffloadGroup | None,
+        modules: Sequence[nn.Module],
+        watched: bool | Sequence[nn.Module] = True,
+    ) -> None:
+        """Let the hook bring a group of weights.
+
+        Args:
+            group: the weights.
+            modules: the modules that own them.
+            watched: the modules whose children belong to the group, or whether those of all do.
+        """
+        self.group = group
+        owners = modules if watched is True else watched or ()
+        self._watched = [(m._modules, tuple(m._modules.values())) for m in owners if m._modules]
+        self._aliases = find_aliases(modules)
+
+    def _own_device(self, module: nn.Module) -> Device:
+        if self._device is not None:
+            return self._device
         device = own_device(module)
         self.execution_device = device.torch
         return device
@@ -192,33 +210,11 @@ class AlignDevicesHook(ModelHook):
     def pre_forward(
         self, module: nn.Module, *args: Any, **kwargs: Any
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Bring weights and arguments to the execution device; what is there stays as it is."""
-        unit = self.unit
-        if self.passes is not None:
-            self.passes.begin_pass()
-        if unit is not None:
-            try:
-                unit.enter()
-            except BaseException:
-                if self.passes is not None:
-                    self.passes.end_pass()
-                raise
-        try:
-            if self._aliases:
-                for alias in self._aliases:
-                    alias.follow()
-            if self.io_same_device:
-                calls = self._inputs.setdefault(threading.get_ident(), [])
-                calls.append(find_device((args, kwargs)))
-            target = self._target
-            if target is not None and not _are_there(args, kwargs, target):
-                given = (args, kwargs)
-                args = send_to_device(args, target, skip_keys=self.skip_keys)
-                kwargs = send_to_device(kwargs, target, skip_keys=self.skip_keys)
-                self._copies[threading.get_ident()] = Copies(given, (args, kwargs))
-        except BaseException:
-            self._leave()
-            raise
+        """Send arguments to the execution device; what is there stays as it is."""
+        target = self._target
+        if target is not None and not _are_there(args, kwargs, target):
+            args = send_to_device(args, target, skip_keys=self.skip_keys)
+            kwargs = send_to_device(kwargs, target, skip_keys=self.skip_keys)
         return args, kwargs
 
     def run_forward(
@@ -228,79 +224,154 @@ class AlignDevicesHook(ModelHook):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Run the forward with or without glue, as planned."""
-        copies = self._copies.pop(threading.get_ident(), None) if self._copies else None
-        try:
-            if self.glue is None:
-                return forward(*args, **kwargs)
-            return (with_glue if self.glue else without_glue)(forward, args, kwargs)
-        finally:
-            if copies is not None:
-                copies.write_back()
-
-    def post_forward(self, module: nn.Module, output: Any) -> Any:
-        """Let the weights rest again; send the output to the input's device where asked."""
-        if self.unit is None and not self.io_same_device:
-            return output
-        device = self._leave()
-        if device is not None:
-            return send_to_device(output, device, skip_keys=self.skip_keys)
-        return output
-
-    def failed_forward(self, module: nn.Module, error: BaseException) -> None:
-        """Let the weights rest again; explain an error that comes of weights on another device.
+        """Run a call with weights and arguments on the execution device.
 
         Raises:
-            UnplacedWeightError: an operator met tensors of several devices, and weights of the
-                module are not where it runs; the message names them.
+            UnplacedWeightError: an operator got tensors of several devices, and weights of the
+                module are not where it runs; or a weight was never loaded. The message names them.
         """
-        self._leave()
-        if isinstance(error, RuntimeError) and "device" in str(error):
-            stray = self._stray(module)
-            if stray and not isinstance(error, UnplacedWeightError):
-                raise UnplacedWeightError(_explain(module, stray, self._target)) from error
+        for children, expected in self._watched:
+            if tuple(children.values()) != expected:
+                self._regroup(module)
+                break
+        input_device = find_device((args, kwargs)) if self.io_same_device else None
+        kind = type(self)
+        sent, align = None, self.align
+        group, passes = self.group, self.passes
+        if passes is not None:
+            passes.begin_pass()
+        try:
+            if group is not None:
+                group.enter()
+            try:
+                for alias in self._aliases:
+                    alias.follow()
+                if kind.pre_forward is not AlignDevicesHook.pre_forward:
+                    args, kwargs = self.pre_forward(module, *args, **kwargs)
+                if self._target is not None and not _are_there(args, kwargs, self._target):
+                    assert self._device is not None
+                    sent = SentArguments(args, kwargs, self._device, self.skip_keys)
+                    args, kwargs = sent.args, sent.kwargs
+                    align = align or sent.have_modules or align
+                output = self._execute(sent, align, forward, args, kwargs)
+                if type(output) in RESUMABLE:
+                    step = partial(self._step, sent, align)
+                    finish = partial(self._finish, module, input_device)
+                    return resume(output, Call(self._hold, step, finish))
+                if kind.post_forward is not AlignDevicesHook.post_forward:
+                    output = self.post_forward(module, output)
+            finally:
+                if group is not None:
+                    group.leave()
+                    for alias in self._aliases:
+                        alias.follow()
+        except RuntimeError as error:
+            self._explain(module, error)
+            raise
+        finally:
+            if passes is not None:
+                passes.end_pass()
+        if input_device is not None:
+            return send_to_device(output, input_device, skip_keys=self.skip_keys)
+        return output
+
+    def _execute(
+        self,
+        sent: SentArguments | None,
+        align: bool | None,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Run the forward, or a step of it, in the context that is this thread's."""
+        try:
+            with current_device(self._device):
+                if align is None:
+                    return forward(*args, **kwargs)
+                return (with_alignment if align else without_alignment)(forward, args, kwargs)
+        finally:
+            if sent is not None:
+                sent.write_back()
+
+    def _step(
+        self,
+        sent: SentArguments | None,
+        align: bool | None,
+        function: Callable[[Any], Any],
+        value: Any,
+    ) -> Any:
+        return self._execute(sent, align, function, (value,), {})
+
+    @contextlib.contextmanager
+    def _hold(self) -> Iterator[None]:
+        """Have the weights on the device while a forward that runs in steps lasts."""
+        group, passes = self.group, self.passes
+        if passes is not None:
+            passes.begin_pass()
+        try:
+            if group is not None:
+                group.enter()
+            try:
+                for alias in self._aliases:
+                    alias.follow()
+                yield
+            finally:
+                if group is not None:
+                    group.leave()
+                    for alias in self._aliases:
+                        alias.follow()
+        finally:
+            if passes is not None:
+                passes.end_pass()
+
+    def _finish(self, module: nn.Module, input_device: torch.device | None, result: Any) -> Any:
+        """Turn the result of a forward that runs in steps into what its caller gets."""
+        result = self.post_forward(module, result)
+        if input_device is not None:
+            return send_to_device(result, input_device, skip_keys=self.skip_keys)
+        return result
+
+    def _regroup(self, module: nn.Module) -> None:
+        if self._regrouping is not None:
+            self._regrouping.regroup(module, self)
+        else:
+            self._make_group(module, self._own_device(module))
+
+    # ------------------------------------------------------------------ removing
 
     def detach_hook(self, module: nn.Module) -> nn.Module:
-        """Leave the weights where they rest; buffers that were away from them join them.
+        """Leave the weights where they are stored; buffers that were elsewhere join them.
 
         Where parts of the module are still hooked, these need the buffers where they are.
         """
-        self.unit = None
-        self._aliases = []
+        self.group = None
+        self._aliases = self._watched = ()
         if self._loading is not None:
             self._loading.remove()
             self._loading = None
         if self.passes is not None:
+            allow_moves(module)
             self.passes.close()  # a model without hooks needs no buffers of its engine
             self.passes = None
-        if self.lodgers and not any(HOOK in part.__dict__ for part in module.modules()):
-            _bring_home(module, set(self.lodgers))
-            self.lodgers = ()
+        if self.resident_buffers and not any(HOOK in part.__dict__ for part in module.modules()):
+            _store_on_host(module, self.resident_buffers)
+            self.resident_buffers = frozenset()
         return module
 
-    def _leave(self) -> torch.device | None:
-        """End a call; return the device of its input when the output shall follow it."""
-        device = None
-        if self.io_same_device:
-            thread = threading.get_ident()
-            calls = self._inputs.get(thread)
-            if calls:
-                device = calls.pop()
-                if not calls:
-                    del self._inputs[thread]
-        if self.unit is not None:
-            self.unit.leave()
-            for alias in self._aliases:
-                alias.follow()
-        if self.passes is not None:
-            self.passes.end_pass()
-        return device
+    # ------------------------------------------------------------------ errors
+
+    def _explain(self, module: nn.Module, error: RuntimeError) -> None:
+        """Raise a better error where weights on another device are the reason."""
+        if "device" in str(error) and not isinstance(error, UnplacedWeightError):
+            stray = self._stray(module)
+            if stray:
+                raise UnplacedWeightError(_message(module, stray, self._target)) from error
 
     def _stray(self, module: nn.Module) -> list[tuple[str, torch.device]]:
-        """Weights of the module that do not rest where it runs, and that nothing brings there."""
+        """Weights of the module that are not where it runs, and that nothing brings there."""
         if self._target is None:
             return []
-        brought = {id(slot.get()) for slot in getattr(self.unit, "slots", ())}
+        brought = {id(t) for t in self.group.tensors()} if self.group is not None else set()
         return [
             (name, tensor.device)
             for name, slot in iter_slots(module)
@@ -336,67 +407,19 @@ def _settle(module: nn.Module, *_args: Any) -> None:
             passes.settle()
 
 
-def _bring_home(module: nn.Module, lodgers: set[Slot]) -> None:
-    """Bring buffers to the host; not those that are tied to a tensor that belongs elsewhere."""
+def _store_on_host(module: nn.Module, buffers: Collection[str]) -> None:
+    """Move buffers to the host; not those that are tied to a tensor that belongs elsewhere."""
 
-    def home(_name: str, slot: Slot) -> Device:
+    def stored(name: str, slot: Slot) -> Device:
         tensor = slot.get()
-        return CPU if slot in lodgers or tensor is None else parse_device(tensor.device)
+        return CPU if name in buffers or tensor is None else parse_device(tensor.device)
 
-    for weight in gather_weights(iter_slots(module), home):
+    for weight in gather_weights(iter_slots(module), stored):
         if weight.device == CPU and not weight.tensor.is_meta:
             weight.move()
 
 
-class _Alias:
-    """A place outside of the tables of a module in which one of its weights stands as well.
-
-    Recurrent layers keep their weights in a list beside; it must hold the twins while they are
-    there. The list is looked up each time, as the layer may have made a new one.
-    """
-
-    def __init__(self, module: nn.Module, attribute: str, key: Any, slot: Slot) -> None:
-        self.module, self.attribute, self.key, self.slot = module, attribute, key, slot
-
-    def follow(self) -> None:
-        """Let the place hold what the slot holds."""
-        attributes = self.module.__dict__
-        if self.key is None:
-            attributes[self.attribute] = self.slot.get()
-            return
-        holder = attributes.get(self.attribute)
-        if isinstance(holder, (list, dict)):
-            holder[self.key] = self.slot.get()
-
-
-def find_aliases(slots: Sequence[Slot]) -> list[_Alias]:
-    """Find attributes, and items of lists and dicts, of modules that hold weights of theirs.
-
-    Args:
-        slots: the weights to look for, in the modules that own them.
-    """
-    owners: dict[int, tuple[nn.Module, dict[int, Slot]]] = {}
-    for slot in slots:
-        _, held = owners.setdefault(id(slot.module), (slot.module, {}))
-        held[id(slot.get())] = slot
-    found = []
-    for module, held in owners.values():
-        for name, value in module.__dict__.items():
-            if name in _TABLES:
-                continue
-            items: Any = [(None, value)]
-            if type(value) is list:
-                items = enumerate(value)
-            elif type(value) is dict:
-                items = value.items()
-            found += [_Alias(module, name, k, held[id(v)]) for k, v in items if id(v) in held]
-    return found
-
-
-_TABLES = frozenset({"_parameters", "_buffers", "_modules", "__class__"})
-
-
-def _explain(
+def _message(
     module: nn.Module, stray: list[tuple[str, torch.device]], target: torch.device | None
 ) -> str:
     names = list_some([f"{name} ({device})" for name, device in stray])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,8 +11,9 @@ from torch import nn
 
 from anydevice.devices import CPU, Device, DeviceLike
 from anydevice.hooks.align import AlignDevicesHook
-from anydevice.hooks.base import HOOK, add_hook_to_module
-from anydevice.hooks.units import Layout, attach_units
+from anydevice.hooks.base import add_hook_to_module
+from anydevice.hooks.forward import HOOK
+from anydevice.hooks.grouping import ExecutionPlan, attach_groups
 from anydevice.modules import own_device
 from anydevice.placement import DeviceMap, find_blocks
 from anydevice.tensors import move_tensor
@@ -73,7 +75,7 @@ def attach_align_device_hook(
 ) -> None:
     """Make a module and its parts run on a device, their weights offloaded or not.
 
-    Offloaded weights travel in units as large as is good, not one by one: `anydevice.hooks.units`.
+    Offloaded weights move in groups, not one by one: `anydevice.hooks.grouping`.
 
     Args:
         module: changed in place.
@@ -149,27 +151,33 @@ def attach_align_device_hook_on_blocks(
             weight.hold(move_tensor(weights_map[name].detach(), CPU))
         else:
             weight.move()
-    lodgers = [
-        slot
-        for name, slot in iter_slots(module, module_name)
-        if slot.is_buffer and not offload_buffers and _nearest(offloads, name)
+    buffers = [
+        name
+        for name, slot in iter_slots(module)
+        if slot.is_buffer and not offload_buffers and _nearest(offloads, _join(module_name, name))
     ]
-    layout = Layout(
-        execution=lambda name: _covering(places, name),
+    plan = ExecutionPlan(
+        execution=_Execution(places),
         main=places.main_device,
         blocks=[_join(module_name, name) for name in find_blocks(module)],
         preload=preload_module_classes or (),
         skip_keys=skip_keys,
         io_same_device=module_name == "",
         prefix=module_name,
-        lodgers=lodgers,
+        resident_buffers=buffers,
     )
-    attach_units(module, layout, Engine())
+    attach_groups(module, plan, Engine())
 
 
-def _covering(places: DeviceMap, name: str) -> Device | None:
-    key = places.key_of(name)
-    return None if key is None else places.lookup(key)
+@dataclasses.dataclass(frozen=True)
+class _Execution:
+    """Where the modules of a device map run; an object, so that it can be pickled."""
+
+    places: DeviceMap
+
+    def __call__(self, name: str) -> Device | None:
+        key = self.places.key_of(name)
+        return None if key is None else self.places.lookup(key)
 
 
 def _nearest(answers: Mapping[str, Any], name: str) -> Any:

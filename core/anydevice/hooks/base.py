@@ -1,40 +1,48 @@
-"""A hook around a module's forward: before it, after it, and when it fails."""
+"""A hook around a module's forward; attaching and removing hooks."""
 
 from __future__ import annotations
 
-import types
-from collections.abc import Callable, Generator
+import contextlib
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
+from anydevice.hooks.forward import HOOK, ORIGINAL, HookedForward, OwnForward, own_forward
+from anydevice.hooks.resumable import RESUMABLE, Call, resume
+from anydevice.weights import iter_modules
+
 __all__ = [
-    "HookedForward",
     "ModelHook",
     "SequentialHook",
     "add_hook_to_module",
     "remove_hook_from_module",
     "remove_hook_from_submodules",
     "remove_hooks_of_kind",
+    "remove_matching_hooks",
 ]
-
-#: Where a hooked module keeps its hook and its own forward. Other libraries read these names.
-HOOK = "_hf_hook"
-ORIGINAL = "_old_forward"
-
-
-_is_compiling = torch.compiler.is_compiling
 
 
 class ModelHook:
-    """Something to do before and after a module's forward; unlike torch's hooks, with its kwargs.
+    """Code that runs before and after a module's forward; unlike torch's hooks, it gets kwargs.
 
-    A call of the hooked module runs `pre_forward`, then `run_forward`, then `post_forward`; or
-    `failed_forward` in place of the last when the forward raised.
+    Override `pre_forward` and `post_forward`; or `run_forward`, which runs the whole call, where
+    something must also happen when the forward raises.
 
     Attributes:
         no_grad: run the forward under `torch.no_grad`.
+
+    Example:
+        >>> from torch import nn
+        >>> class Print(ModelHook):
+        ...     def post_forward(self, module, output):
+        ...         print(type(module).__name__, tuple(output.shape))
+        ...         return output
+        >>> layer = add_hook_to_module(nn.Linear(2, 3), Print())
+        >>> _ = layer(torch.ones(1, 2))
+        Linear (1, 3)
     """
 
     no_grad: ClassVar[bool] = False
@@ -77,14 +85,6 @@ class ModelHook:
         """
         return output
 
-    def failed_forward(self, module: nn.Module, error: BaseException) -> None:
-        """Run in place of `post_forward` when the forward raised: let go of what was taken.
-
-        Args:
-            module: the module whose forward raised.
-            error: what it raised; it goes on to the caller after this.
-        """
-
     def run_forward(
         self,
         module: nn.Module,
@@ -92,21 +92,18 @@ class ModelHook:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Run the forward itself: the place for a context that surrounds it.
+        """Run a call of the hooked module: `pre_forward`, the forward, `post_forward`.
 
         Args:
             module: the hooked module.
-            forward: its forward, or the next hook's `run_forward` bound to it.
+            forward: its forward; where it has several hooks, with the hooks after this one.
             args: positional arguments.
             kwargs: keyword arguments.
 
         Returns:
-            What the forward returned.
+            What the caller gets.
         """
-        if self.no_grad:
-            with torch.no_grad():
-                return forward(*args, **kwargs)
-        return forward(*args, **kwargs)
+        return run_plain((self,), module, forward, args, kwargs)
 
     def detach_hook(self, module: nn.Module) -> nn.Module:
         """Run when the hook is removed.
@@ -122,6 +119,8 @@ class ModelHook:
 
 class SequentialHook(ModelHook):
     """Several hooks as one; each event goes through them in order.
+
+    A hook that overrides `run_forward` runs the call of those after it.
 
     Args:
         *hooks: the hooks.
@@ -139,31 +138,16 @@ class SequentialHook(ModelHook):
     def pre_forward(
         self, module: nn.Module, *args: Any, **kwargs: Any
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Give the arguments through each; when one raises, those before it let go."""
-        done: list[ModelHook] = []
-        try:
-            for hook in self.hooks:
-                args, kwargs = hook.pre_forward(module, *args, **kwargs)
-                done.append(hook)
-        except BaseException as error:
-            _let_go(reversed(done), module, error)
-            raise
+        """Pass the arguments through each."""
+        for hook in self.hooks:
+            args, kwargs = hook.pre_forward(module, *args, **kwargs)
         return args, kwargs
 
     def post_forward(self, module: nn.Module, output: Any) -> Any:
-        """Give the output through each; when one raises, those after it let go."""
-        left = list(self.hooks)
-        try:
-            while left:
-                output = left.pop(0).post_forward(module, output)
-        except BaseException as error:
-            _let_go(left, module, error)
-            raise
+        """Pass the output through each."""
+        for hook in self.hooks:
+            output = hook.post_forward(module, output)
         return output
-
-    def failed_forward(self, module: nn.Module, error: BaseException) -> None:
-        """Let each let go."""
-        _let_go(self.hooks, module, error)
 
     def run_forward(
         self,
@@ -172,10 +156,14 @@ class SequentialHook(ModelHook):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Surround the forward with each; the first is the outermost."""
-        for hook in reversed(self.hooks):
-            forward = _Bound(hook, module, forward)
-        return forward(*args, **kwargs)
+        """Run a call with all hooks."""
+        for i, hook in enumerate(self.hooks):
+            if type(hook).run_forward is not ModelHook.run_forward:
+                rest = SequentialHook(*self.hooks[i + 1 :]) if i + 1 < len(self.hooks) else None
+                inner = forward if rest is None else _bind(rest, module, forward)
+                inner = _bind(hook, module, inner)
+                return run_plain(self.hooks[:i], module, inner, args, kwargs)
+        return run_plain(self.hooks, module, forward, args, kwargs)
 
     def detach_hook(self, module: nn.Module) -> nn.Module:
         """Detach each."""
@@ -184,105 +172,51 @@ class SequentialHook(ModelHook):
         return module
 
 
-class _Bound:
-    """One hook's `run_forward` around a forward."""
+def run_plain(
+    hooks: Sequence[ModelHook],
+    module: nn.Module,
+    forward: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Run a forward between the `pre_forward` and the `post_forward` of some hooks.
 
-    def __init__(self, hook: ModelHook, module: nn.Module, forward: Callable[..., Any]) -> None:
-        self.hook, self.module, self.forward = hook, module, forward
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.hook.run_forward(self.module, self.forward, args, kwargs)
-
-
-class HookedForward:
-    """What stands as ``forward`` in a hooked module.
-
-    An object with one attribute rather than a closure, so that a deep copy or a pickle of the
-    module has one that is bound to the copy, and so that `inspect.signature` sees the module's own
-    forward.
-
-    Under ``torch.compile`` it is a graph break: what moves weights must not be traced.
+    Args:
+        hooks: in order.
+        module: the module whose forward it is.
+        forward: the forward.
+        args: positional arguments.
+        kwargs: keyword arguments.
     """
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the hook's events around the module's own forward."""
-        if _is_compiling():
-            return _outside_the_graph(self, args, kwargs)
-        module = self.module
-        state = module.__dict__
-        hook: ModelHook = state[HOOK]
-        args, kwargs = hook.pre_forward(module, *args, **kwargs)
-        try:
-            output = hook.run_forward(module, state[ORIGINAL], args, kwargs)
-        except BaseException as error:
-            hook.failed_forward(module, error)
-            raise
-        if type(output) is types.GeneratorType:
-            return _drive(hook, module, output)
-        return hook.post_forward(module, output)
-
-    @property
-    def __wrapped__(self) -> Callable[..., Any]:
-        """The module's own forward."""
-        original: Callable[..., Any] = self.module.__dict__[ORIGINAL]
-        return original
-
-    @property
-    def __name__(self) -> str:
-        """As the module's own."""
-        return "forward"
-
-
-def _outside_the_graph(forward: HookedForward, args: Any, kwargs: Any) -> Any:
-    run = torch.compiler.disable(HookedForward.__call__)  # type: ignore[no-untyped-call]
-    return run(forward, *args, **kwargs)
-
-
-# The compiler must not enter it either. (Its decorator would import the compiler with anydevice.)
-_outside_the_graph._torchdynamo_disable = True  # type: ignore[attr-defined]
-
-
-def _drive(hook: ModelHook, module: nn.Module, body: Any) -> Generator[Any, Any, Any]:
-    """Run a forward that is a generator: the hook's work lasts until it is done.
-
-    What the hook puts around the forward is put around each step, so that it does not leak into the
-    caller between two of them.
-    """
-    try:
-        step, value = body.send, None
-        while True:
-            try:
-                item = hook.run_forward(module, step, (value,), {})
-            except StopIteration as stop:
-                result = stop.value
-                break
-            try:
-                value = yield item
-                step = body.send
-            except GeneratorExit:
-                body.close()
-                raise
-            except BaseException as error:  # noqa: BLE001 - thrown into the generator
-                step, value = body.throw, error
-    except BaseException as error:
-        hook.failed_forward(module, error)
-        raise
-    return hook.post_forward(module, result)
-
-
-def _let_go(hooks: Any, module: nn.Module, error: BaseException) -> None:
-    """Tell all hooks, even when one of them fails at it; the first such failure is raised last."""
-    failure: BaseException | None = None
     for hook in hooks:
-        try:
-            hook.failed_forward(module, error)
-        except BaseException as again:  # noqa: BLE001 - raised below, once the others have let go
-            failure = failure or again
-    if failure is not None:
-        raise failure from error
+        args, kwargs = hook.pre_forward(module, *args, **kwargs)
+    no_grad = any(hook.no_grad for hook in hooks)
+    with torch.no_grad() if no_grad else contextlib.nullcontext():
+        output = forward(*args, **kwargs)
+
+    def finish(result: Any) -> Any:
+        for hook in hooks:
+            result = hook.post_forward(module, result)
+        return result
+
+    if type(output) in RESUMABLE:
+        return resume(output, Call(contextlib.nullcontext, partial(_step, no_grad), finish))
+    return finish(output)
+
+
+def _step(no_grad: bool, function: Callable[[Any], Any], value: Any) -> Any:
+    with torch.no_grad() if no_grad else contextlib.nullcontext():
+        return function(value)
+
+
+def _bind(hook: ModelHook, module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+    return partial(_run_with_arguments, hook, module, forward)
+
+
+def _run_with_arguments(
+    hook: ModelHook, module: nn.Module, forward: Callable[..., Any], /, *args: Any, **kwargs: Any
+) -> Any:
+    return hook.run_forward(module, forward, args, kwargs)
 
 
 def add_hook_to_module(module: nn.Module, hook: ModelHook, append: bool = False) -> nn.Module:
@@ -302,12 +236,13 @@ def add_hook_to_module(module: nn.Module, hook: ModelHook, append: bool = False)
         module = hook.init_hook(module)
         hooks = old.hooks if type(old) is SequentialHook else (old,)
         state[HOOK] = SequentialHook(*hooks, hook)
+        state["forward"] = HookedForward(module)
         return module
     if old is not None:
         remove_hook_from_module(module)
     module = hook.init_hook(module)
     state[HOOK] = hook
-    state[ORIGINAL] = module.forward
+    state[ORIGINAL] = own_forward(module)
     state["forward"] = HookedForward(module)
     return module
 
@@ -322,18 +257,19 @@ def remove_hook_from_module(module: nn.Module, recurse: bool = False) -> nn.Modu
     Returns:
         The same module.
     """
+    if recurse:  # the outermost is the last, and finds a model without hooks
+        for _, part in reversed(list(iter_modules(module))):
+            remove_hook_from_module(part)
+        return module
     state = module.__dict__
     hook = state.pop(HOOK, None)
     original = state.pop(ORIGINAL, None)
     if original is not None:
-        if getattr(original, "__func__", None) is type(module).forward:
+        if type(original) is OwnForward:
             state.pop("forward", None)
         else:  # one that the user had put in the instance
             state["forward"] = original
-    if recurse:
-        for child in module.children():
-            remove_hook_from_module(child, recurse)
-    if hook is not None:  # the outermost is the last, and finds a model without hooks
+    if hook is not None:
         hook.detach_hook(module)
     return module
 
@@ -358,16 +294,26 @@ def remove_hooks_of_kind(model: nn.Module, *kinds: type[ModelHook]) -> None:
         model: changed in place.
         *kinds: the classes.
     """
-    for module in model.modules():
-        hook: ModelHook | None = module.__dict__.get(HOOK)
-        if hook is None:
-            continue
-        hooks = hook.hooks if isinstance(hook, SequentialHook) else (hook,)
-        kept = [h for h in hooks if not isinstance(h, kinds)]
-        if not kept:
-            remove_hook_from_module(module)
-        elif len(kept) < len(hooks):
-            for gone in hooks:
-                if isinstance(gone, kinds):
-                    gone.detach_hook(module)
-            module.__dict__[HOOK] = SequentialHook(*kept) if len(kept) > 1 else kept[0]
+    for _, module in iter_modules(model):
+        remove_matching_hooks(module, lambda hook: isinstance(hook, kinds))
+
+
+def remove_matching_hooks(module: nn.Module, matches: Callable[[ModelHook], bool]) -> None:
+    """Remove some of the hooks of one module.
+
+    Args:
+        module: changed in place.
+        matches: says of a hook whether it is to be removed.
+    """
+    hook: ModelHook | None = module.__dict__.get(HOOK)
+    if hook is None:
+        return
+    hooks = hook.hooks if isinstance(hook, SequentialHook) else (hook,)
+    kept = [h for h in hooks if not matches(h)]
+    if not kept:
+        remove_hook_from_module(module)
+    elif len(kept) < len(hooks):
+        for gone in hooks:
+            if matches(gone):
+                gone.detach_hook(module)
+        module.__dict__[HOOK] = SequentialHook(*kept) if len(kept) > 1 else kept[0]

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import nn
 
 from anydevice.devices import Device, parse_device
 from anydevice.hooks.base import ModelHook, add_hook_to_module
-from anydevice.hooks.units import computes_with_parts
+from anydevice.hooks.grouping import computes_with_parts
+from anydevice.hooks.resumable import RESUMABLE, Call, resume
 from anydevice.transfer import Engine, OffloadGroup
-from anydevice.weights import Slot, exchange, iter_slots
+from anydevice.weights import exchange, iter_modules, iter_slots
 
 __all__ = ["LayerwiseCastingHook", "attach_layerwise_casting_hooks"]
 
@@ -37,15 +38,13 @@ class LayerwiseCastingHook(ModelHook):
         self.compute_dtype = compute_dtype
         self.non_blocking = non_blocking
         self._engine = Engine(prefetch_depth=0)
-        self._slots: list[tuple[str, Slot]] = []
-        self._units: dict[Device, OffloadGroup] = {}
+        self._groups: dict[Device, OffloadGroup] = {}
 
     def init_hook(self, module: nn.Module) -> nn.Module:
         """Cast the module's weights to the storage dtype; the Parameters stay the same objects."""
-        self._slots = [(n, s) for n, s in iter_slots(module) if _is_floating(s)]
-        for _, slot in self._slots:
+        for _, slot in iter_slots(module):
             tensor = slot.get()
-            if tensor is not None and tensor.dtype != self.storage_dtype:
+            if _is_floating(tensor) and tensor.dtype != self.storage_dtype:
                 exchange(slot, tensor.detach().to(self.storage_dtype))
         return module
 
@@ -61,21 +60,26 @@ class LayerwiseCastingHook(ModelHook):
         It is done here and not in `pre_forward`, so that a hook that brings weights to a device is
         always around it.
         """
-        first = self._slots[0][1].get() if self._slots else None
+        tensors = (slot.get() for _, slot in iter_slots(module))
+        first = next((tensor for tensor in tensors if _is_floating(tensor)), None)
         if first is None:
             return forward(*args, **kwargs)
         device = parse_device(first.device)
-        unit = self._units.get(device)
-        if unit is None:
-            unit = self._units[device] = self._engine.group(
-                type(module).__name__, self._slots, device, compute_dtype=self.compute_dtype
+        group = self._groups.get(device)
+        if group is None:
+            parts = list(iter_modules(module))
+            group = self._groups[device] = self._engine.group(
+                type(module).__name__, parts, device, compute_dtype=self.compute_dtype
             )
-        with unit:
-            return forward(*args, **kwargs)
+        with group:
+            output = forward(*args, **kwargs)
+        if type(output) in RESUMABLE:
+            return resume(output, Call(lambda: group, _step, _same))
+        return output
 
     def detach_hook(self, module: nn.Module) -> nn.Module:
         """Leave the weights in the storage dtype."""
-        self._units.clear()
+        self._groups.clear()
         self._engine.close()
         return module
 
@@ -135,6 +139,13 @@ def attach_layerwise_casting_hooks(
     visit("", module)
 
 
-def _is_floating(slot: Slot) -> bool:
-    tensor = slot.get()
+def _is_floating(tensor: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
     return tensor is not None and tensor.is_floating_point()
+
+
+def _step(function: Callable[[Any], Any], value: Any) -> Any:
+    return function(value)
+
+
+def _same(result: Any) -> Any:
+    return result

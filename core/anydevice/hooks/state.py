@@ -9,9 +9,10 @@ from torch import nn
 
 from anydevice.devices import DeviceLike, parse_device
 from anydevice.hooks.align import AlignDevicesHook
-from anydevice.hooks.base import HOOK, ModelHook, SequentialHook
+from anydevice.hooks.base import ModelHook, SequentialHook
+from anydevice.hooks.forward import HOOK
 from anydevice.transfer import Engine
-from anydevice.weights import iter_slots
+from anydevice.weights import iter_modules
 
 __all__ = ["align_hook_of", "align_module_device", "has_offloaded_params"]
 
@@ -54,10 +55,11 @@ def align_module_device(
         yield
         return
     engine = Engine(prefetch_depth=0)
-    unit = engine.group(type(module).__name__, list(iter_slots(module)), parse_device(device))
-    unit.compares = True
+    parts = list(iter_modules(module))
+    group = engine.group(type(module).__name__, parts, parse_device(device))
+    group.compares = True
     try:
-        with unit:
+        with group:
             yield
     finally:
         engine.close()

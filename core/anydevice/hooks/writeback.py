@@ -1,8 +1,8 @@
-"""What a module writes into a container that was copied for it reaches the caller's own.
+"""What a module writes into an argument that was copied for it reaches the caller's own.
 
-Sending a dict, list or dataclass to another device makes a new one. A module that adds to it (a
-cache, a list of hidden states) means the one that its caller holds, so the change is made there
-too. Tensors that a module changes in place are not sent back: that would stop the host.
+A tensor, dict, list or dataclass that is sent to another device is a new one. A module that writes
+into it (a cache, a list of hidden states, ``x.add_(1)``) means the one that its caller holds, so
+the change is made there too.
 """
 
 from __future__ import annotations
@@ -12,23 +12,70 @@ import dataclasses
 from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any
 
-__all__ = ["Copies"]
+import torch
+
+from anydevice.devices import Device, parse_device
+from anydevice.tensors import map_tensors, move_tensor
+
+__all__ = ["SentArguments"]
 
 
-class Copies:
-    """The mutable containers among arguments that were copied to send them to a device.
+class SentArguments:
+    """Arguments of a call, sent to a device.
 
     Args:
-        original: the arguments as they were given.
-        sent: the same, as the module gets them.
+        args: positional arguments, as they were given.
+        kwargs: keyword arguments.
+        device: where they are needed.
+        skip_keys: keys of mappings, and names of keyword arguments, that stay where they are.
+
+    Attributes:
+        args: the positional arguments on the device; what needs no move is the same object.
+        kwargs: the keyword arguments.
+        have_modules: whether modules are among the arguments: the callee may use their weights,
+            wherever these are.
     """
 
-    def __init__(self, original: Any, sent: Any) -> None:
-        self._pairs = [(mine, theirs, _content(theirs)) for mine, theirs in _copied(original, sent)]
+    def __init__(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        device: Device,
+        skip_keys: str | list[str] | None,
+    ) -> None:
+        skip = frozenset([skip_keys] if isinstance(skip_keys, str) else skip_keys or ())
+        #: Tensors that were moved, by id: the tensor, its copy, and the copy's version.
+        self._tensors: dict[int, tuple[torch.Tensor, torch.Tensor, int]] = {}
+        self._device = device
+        self.args, self.kwargs = map_tensors(self._send, (args, kwargs), skip, device)
+        self.have_modules = any(
+            isinstance(item, torch.nn.Module)
+            for value in (*args, *kwargs.values())
+            for item in (value if isinstance(value, (list, tuple)) else (value,))
+        )
+        pairs = _copied((args, kwargs), (self.args, self.kwargs))
+        self._containers = [(mine, theirs, _content(theirs)) for mine, theirs in pairs]
+
+    def _send(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.device == self._device.torch:
+            return tensor
+        known = self._tensors.get(id(tensor))
+        if known is None:
+            # Inference tensors count no versions, and by its version a change is known.
+            grad = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+            with torch.inference_mode(False), torch.set_grad_enabled(grad):
+                copy = move_tensor(tensor, self._device)
+            version = -1 if copy.is_inference() else copy._version
+            known = self._tensors[id(tensor)] = (tensor, copy, version)
+        return known[1]
 
     def write_back(self) -> None:
-        """Make in the originals the changes that were made in the copies."""
-        for mine, theirs, before in self._pairs:
+        """Make in the originals the changes that were made in the copies since the last time."""
+        for key, (mine, theirs, version) in self._tensors.items():
+            if version >= 0 and theirs._version != version and mine.shape == theirs.shape:
+                mine.copy_(move_tensor(theirs, parse_device(mine.device)))
+                self._tensors[key] = (mine, theirs, theirs._version)
+        for mine, theirs, before in self._containers:
             if isinstance(before, list):
                 _write_sequence(mine, theirs, before)
             elif isinstance(theirs, MutableMapping):

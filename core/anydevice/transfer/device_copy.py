@@ -14,7 +14,7 @@ from torch import nn
 
 from anydevice import registry
 from anydevice.devices import Device, parse_device
-from anydevice.tensors import move_tensor
+from anydevice.tensors import PLAIN_TYPES, move_tensor
 
 __all__ = [
     "attributes_back",
@@ -23,6 +23,7 @@ __all__ = [
     "is_transformed",
     "make_device_copy",
     "moves_by_itself",
+    "pass_gradient_on",
     "wants_gradient",
 ]
 
@@ -133,7 +134,7 @@ def _standing_for(original: torch.Tensor, data: torch.Tensor, device: Device) ->
 def _dress(copy: torch.Tensor, original: torch.Tensor, device: Device) -> torch.Tensor:
     """Give a copy the class and attributes of its original; tensors among these come along."""
     kind = type(original)
-    if type(copy) is not kind and not moves_by_itself(original):
+    if type(copy) is not kind and (type(copy) in PLAIN_TYPES or not moves_by_itself(original)):
         copy = copy.as_subclass(kind)  # keeps the graph
     if original.__dict__:
         for name, value in original.__dict__.items():
@@ -149,6 +150,32 @@ def attributes_back(copy: torch.Tensor, original: torch.Tensor, given: dict[str,
             if isinstance(value, torch.Tensor) and value.device == copy.device:
                 value = value.to(original.device)
             original.__dict__[name] = value
+
+
+def pass_gradient_on(copy: torch.Tensor, original: torch.Tensor) -> None:
+    """Pass gradients of a copy that was made without a graph to its original, now and later.
+
+    A call under `torch.no_grad` makes such copies. There may still be gradients for them: of a
+    forward that enables gradients inside, or of another thread that has used the same copies.
+
+    Args:
+        copy: a leaf that requires gradients.
+        original: the tensor that it stands for; a leaf too.
+    """
+    if not original.is_leaf or not original.requires_grad:
+        return
+
+    def pass_on(copy: torch.Tensor) -> None:
+        gradient, copy.grad = copy.grad, None
+        if gradient is not None:
+            home = parse_device(original.device)
+            original.backward(move_tensor(gradient.detach(), home).to(original.dtype))  # type: ignore[no-untyped-call]
+
+    if copy.grad is not None:
+        pass_on(copy)
+    if copy._use_count() > 1:  # type: ignore[attr-defined] # a graph holds it
+        register: Any = copy.register_post_accumulate_grad_hook
+        register(pass_on)
 
 
 def _castable(

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
+from torch import nn
 
 from anydevice.devices import CPU, Device, DeviceLike
 from anydevice.transfer.group import OffloadGroup
@@ -19,7 +20,6 @@ from anydevice.transfer.runtime import Runtime
 from anydevice.transfer.settings import read_pin_budget, read_prefetch_depth, read_reserve
 from anydevice.transfer.trace import ExecutionTrace, ForwardPass
 from anydevice.transfer.transfer import Transfer
-from anydevice.weights import Slot
 
 __all__ = ["Engine"]
 
@@ -82,7 +82,7 @@ class Engine:
     def group(
         self,
         name: str,
-        slots: Sequence[tuple[str, Slot]],
+        modules: Sequence[tuple[str, nn.Module]],
         device: Device,
         *,
         compute_dtype: torch.dtype | None = None,
@@ -92,13 +92,14 @@ class Engine:
 
         Args:
             name: of the module, for messages.
-            slots: full names of the weights, and where they stand.
+            modules: full names and modules; the weights that these own, not those of their
+                children.
             device: where they are needed.
             compute_dtype: the dtype that floating-point weights have there; None for their own.
             resting: the offload device. With ``cpu``, weights that are views of a file may be
                 page-locked in memory too; with ``disk``, or None, they stay in their file.
         """
-        return OffloadGroup(self, name, slots, device, compute_dtype, resting == CPU)
+        return OffloadGroup(self, name, modules, device, compute_dtype, resting == CPU)
 
     @contextlib.contextmanager
     def forward(self) -> Iterator[None]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+import weakref
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from torch import nn
 
 from anydevice.devices import CPU, Device
 from anydevice.errors import UnplacedWeightError
@@ -16,7 +18,7 @@ from anydevice.transfer.copy_plan import CopyPlan
 from anydevice.transfer.device_copy import copies_of_data, is_lazy, make_device_copy
 from anydevice.transfer.readahead import is_worth_reading_ahead
 from anydevice.transfer.residency import Residency, SwappedTensor
-from anydevice.weights import Slot
+from anydevice.weights import Slot, iter_slots
 
 if TYPE_CHECKING:
     from anydevice.transfer.engine import Engine
@@ -29,15 +31,15 @@ __all__ = ["OffloadGroup"]
 class OffloadGroup:
     """Weights that are on one device while a module runs. Made by `Engine.group`.
 
-    Between `enter` and `leave` the slots hold copies on `device`; else the resting tensors, which
-    are looked up at each `enter`, so assigning or loading weights needs no word to anyone.
+    They are the parameters and buffers that some modules own. Between `enter` and `leave` the
+    modules hold copies on `device`, else the resting tensors. These are looked up at each `enter`,
+    so weights may be assigned, loaded, added and removed at any time in between.
 
     May be entered by several threads, and again by a thread that is inside; also a context manager.
+    It holds no reference to the modules, so a model that holds the group is in no cycle.
 
     Attributes:
         name: of the module, for messages.
-        names: of the weights, in the order of `slots`.
-        slots: where they stand.
         device: where they are needed.
         compute_dtype: the copies' dtype, for floating-point weights; None keeps each one's own.
         compares: whether writes to the copies' ``.data``, of which nothing tells, are found by
@@ -50,14 +52,14 @@ class OffloadGroup:
         self,
         engine: Engine,
         name: str,
-        slots: Sequence[tuple[str, Slot]],
+        modules: Sequence[tuple[str, nn.Module]],
         device: Device,
         compute_dtype: torch.dtype | None,
         pins_mapped: bool,
     ) -> None:
         self.name = name
-        self.names = [n for n, _ in slots]
-        self.slots = [s for _, s in slots]
+        distinct = {id(m): (n, weakref.ref(m)) for n, m in reversed(modules)}
+        self._modules = tuple(reversed(distinct.values()))
         self.device = device
         self.compute_dtype = compute_dtype
         self.pins_mapped = pins_mapped
@@ -65,6 +67,8 @@ class OffloadGroup:
         self._reset()
 
     def _reset(self) -> None:
+        #: The modules' own dicts of weights; empty until they are needed.
+        self._tables: tuple[dict[str, Any], ...] = ()
         self._place = self.device.torch
         #: What each thread's calls hold, innermost last.
         self._held: dict[int, list[list[Residency]]] = {}
@@ -79,14 +83,17 @@ class OffloadGroup:
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy has no calls inside."""
-        return {k: v for k, v in self.__dict__.items() if k not in _RUN_TIME}
+        state = {k: v for k, v in self.__dict__.items() if k not in _RUN_TIME}
+        state["_modules"] = [(n, m) for n, ref in self._modules if (m := ref()) is not None]
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self._modules = tuple((n, weakref.ref(m)) for n, m in state["_modules"])
         self._reset()
 
     def __repr__(self) -> str:
-        return f"<OffloadGroup {self.name!r}: {len(self.slots)} tensors for {self.device}>"
+        return f"<OffloadGroup {self.name!r}: {len(self.tensors())} tensors for {self.device}>"
 
     # ------------------------------------------------------------------ a call
 
@@ -102,15 +109,15 @@ class OffloadGroup:
                 calls.append([])
                 return
         place, dtype, standing = self._place, self.compute_dtype, self._engine._standing
-        for module, name, is_buffer in self.slots:
-            tensor = (module._buffers if is_buffer else module._parameters).get(name)
-            if tensor is not None and (
-                tensor.device != place
-                or (dtype is not None and tensor.dtype != dtype and tensor.is_floating_point())
-                or (standing and id(tensor) in standing)
-            ):
-                self._enter()
-                return
+        for table in self._tables or self._find_tables():
+            for tensor in table.values():
+                if tensor is not None and (
+                    tensor.device != place
+                    or (dtype is not None and tensor.dtype != dtype and tensor.is_floating_point())
+                    or (standing and id(tensor) in standing)
+                ):
+                    self._enter()
+                    return
         if self._is_mapped is not False:
             self._pass_on_host()
 
@@ -144,9 +151,27 @@ class OffloadGroup:
         if self._is_mapped:
             self._engine._pass_on_host(self)
 
+    @property
+    def is_entered(self) -> bool:
+        """Whether a call of any thread is inside."""
+        return bool(self._held)
+
     def tensors(self) -> list[torch.Tensor]:
-        """The tensors that stand in the slots now."""
-        return [tensor for slot in self.slots if (tensor := slot.get()) is not None]
+        """The tensors that the modules own now."""
+        tables = self._tables or self._find_tables()
+        return [tensor for table in tables for tensor in table.values() if tensor is not None]
+
+    def _find_tables(self) -> tuple[dict[str, Any], ...]:
+        modules = [module for _, ref in self._modules if (module := ref()) is not None]
+        self._tables = tuple(t for m in modules for t in (m._parameters, m._buffers))
+        return self._tables
+
+    def _slots(self) -> Iterator[tuple[str, Slot]]:
+        """The weights' full names, and where they stand."""
+        for prefix, ref in self._modules:
+            module = ref()
+            if module is not None:
+                yield from iter_slots(module, prefix, recurse=False)
 
     # ------------------------------------------------------------------ where something moves
 
@@ -181,7 +206,7 @@ class OffloadGroup:
         standing = self._engine._standing
         residencies = []
         if standing:
-            found = (standing.get(id(slot.get())) for slot in self.slots)
+            found = (standing.get(id(tensor)) for tensor in self.tensors())
             residencies = list(
                 {id(residency): residency for residency in found if residency is not None}.values()
             )
@@ -190,24 +215,23 @@ class OffloadGroup:
             residencies.append(self._onload(missing))
         return residencies
 
-    def _missing(self) -> list[tuple[int, torch.Tensor]]:
-        """Indices of slots whose tensors must come, and these tensors."""
+    def _missing(self) -> list[tuple[str, Slot, torch.Tensor]]:
+        """The weights that must come: full names, slots and tensors."""
         standing, place = self._engine._standing, self._place
         missing = []
-        for index, (module, name, is_buffer) in enumerate(self.slots):
-            tensor = (module._buffers if is_buffer else module._parameters).get(name)
+        for name, slot in self._slots():
+            tensor = slot.table[slot.name]
             if (
-                tensor is not None
-                and (tensor.device != place or self._is_cast(tensor))
+                (tensor.device != place or self._is_cast(tensor))
                 and id(tensor) not in standing
                 and not is_lazy(tensor)
             ):
-                missing.append((index, tensor))
+                missing.append((name, slot, tensor))
         return missing
 
     def missing_tensors(self) -> list[torch.Tensor]:
         """The tensors that must come, each once; none where that cannot be: the call will tell."""
-        found = list({id(t): t for _, t in self._missing()}.values())
+        found = list({id(t): t for _, _, t in self._missing()}.values())
         return [] if any(t.is_meta for t in found) else found
 
     def loose(self, originals: list[torch.Tensor]) -> list[int]:
@@ -221,11 +245,11 @@ class OffloadGroup:
         dtype = self.compute_dtype
         return dtype is not None and tensor.dtype != dtype and tensor.is_floating_point()
 
-    def _onload(self, missing: list[tuple[int, torch.Tensor]]) -> Residency:
+    def _onload(self, missing: list[tuple[str, Slot, torch.Tensor]]) -> Residency:
         """Begin a residency: copies of tensors stand in their slots, each tensor's once."""
         self._check(missing)
         queue = self._engine._runtime.queue(self.device)
-        originals = list({id(t): t for _, t in missing}.values())
+        originals = list({id(t): t for _, _, t in missing}.values())
         recorder = profile.active
         span = recorder.enters(queue, self.name) if recorder is not None else None
         transfer = self._engine._claim(self, originals)
@@ -238,8 +262,7 @@ class OffloadGroup:
                 transfer.cancel()
             raise
         swapped = [
-            SwappedTensor.of(self.slots[i], original, copies[id(original)])
-            for i, original in missing
+            SwappedTensor.of(slot, original, copies[id(original)]) for _, slot, original in missing
         ]
         residency = Residency(queue, swapped, transfer, span, self.compares)
         # First: a call on another thread must not take a copy for a weight that stays.
@@ -280,11 +303,11 @@ class OffloadGroup:
         self._engine._runtime.relieve(queue)
         return make_device_copy(original, self.device, self.compute_dtype)
 
-    def _check(self, missing: list[tuple[int, torch.Tensor]]) -> None:
-        for index, original in missing:
+    def _check(self, missing: list[tuple[str, Slot, torch.Tensor]]) -> None:
+        for name, _, original in missing:
             if original.is_meta and self._place.type != "meta":
                 raise UnplacedWeightError(
-                    f"{self.names[index]} (of {self.name}) is on meta: it was never loaded, so it "
+                    f"{name} (of {self.name}) is on meta: it was never loaded, so it "
                     f"cannot be brought to {self.device}. Load a checkpoint that has it, or give "
                     "it a value with set_module_tensor_to_device."
                 )
@@ -292,5 +315,5 @@ class OffloadGroup:
 
 #: What a copy of a group does not take along.
 _RUN_TIME: Final = frozenset(
-    {"_held", "_place", "prefetch_score", "plan", "was_pinned", "block", "_is_mapped"}
+    {"_held", "_place", "_tables", "prefetch_score", "plan", "was_pinned", "block", "_is_mapped"}
 )

@@ -10,7 +10,7 @@ from torch import nn
 from anydevice.devices import parse_device
 from anydevice.tensors import move_tensor
 from anydevice.transfer import profile
-from anydevice.transfer.device_copy import attributes_back
+from anydevice.transfer.device_copy import attributes_back, pass_gradient_on
 from anydevice.weights import Slot, exchange
 
 if TYPE_CHECKING:
@@ -141,6 +141,8 @@ class Residency:
                     _write_differences_back(original, copy)
             if swap.attributes or copy.__dict__:
                 attributes_back(copy, original, swap.attributes)
+            if copy.requires_grad and copy.is_leaf:
+                pass_gradient_on(copy, original)
         elif now is not None and now.device == self._queue.place:
             _settle(slot, now, original.device)
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from anydevice.hooks.glue import with_glue, without_glue
+from anydevice.hooks.cross_device import with_alignment, without_alignment
 
 
-def glued(function, *args, **kwargs):
-    return with_glue(function, args, kwargs)
+def aligned(function, *args, **kwargs):
+    return with_alignment(function, args, kwargs)
 
 
 @pytest.fixture
@@ -20,11 +20,11 @@ def tensors(sim):
 
 def test_the_first_accelerator_is_where_operators_meet(tensors):
     host, zero, one = tensors
-    assert glued(lambda: host + one + zero).device == one.device
-    assert glued(lambda: torch.cat([host, host, zero, one])).device == zero.device
-    assert glued(lambda: torch.where(host > 0, one, zero)).device == one.device
+    assert aligned(lambda: host + one + zero).device == one.device
+    assert aligned(lambda: torch.cat([host, host, zero, one])).device == zero.device
+    assert aligned(lambda: torch.where(host > 0, one, zero)).device == one.device
     assert (
-        glued(lambda: torch.nn.functional.linear(one, zero[None], bias=None)).device == one.device
+        aligned(lambda: torch.nn.functional.linear(one, zero[None], bias=None)).device == one.device
     )
 
 
@@ -41,7 +41,7 @@ def test_in_place_and_out_stay_where_they_are(tensors):
         assert host is before
         torch.add(zero, one, out=zero)
 
-    glued(work)
+    aligned(work)
     assert host.device.type == "cpu"
     assert zero.device == torch.device("sim:0")
     assert host.tolist() == [1, 5]
@@ -50,26 +50,26 @@ def test_in_place_and_out_stay_where_they_are(tensors):
 
 def test_moves_that_are_meant_stay_meant(tensors):
     host, zero, one = tensors
-    assert glued(lambda: zero.to(host)).device == host.device
-    assert glued(lambda: host.type_as(one)).device == one.device
-    assert glued(lambda: host.copy_(one)) is host
-    assert glued(lambda: torch.tensor([1.0])).device.type == "cpu"
+    assert aligned(lambda: zero.to(host)).device == host.device
+    assert aligned(lambda: host.type_as(one)).device == one.device
+    assert aligned(lambda: host.copy_(one)) is host
+    assert aligned(lambda: torch.tensor([1.0])).device.type == "cpu"
 
 
-def test_without_glue_inside(tensors):
+def test_without_alignment_inside(tensors):
     host, zero, _ = tensors
 
     def inner():
         with pytest.raises(RuntimeError, match="device"):
             host + zero
-        assert glued(lambda: host + zero).device == zero.device
+        assert aligned(lambda: host + zero).device == zero.device
         return True
 
     def outer():
-        assert without_glue(inner, (), {})
+        assert without_alignment(inner, (), {})
         return host + zero
 
-    assert glued(outer).device == zero.device
+    assert aligned(outer).device == zero.device
     with pytest.raises(RuntimeError, match="device"):
         host + zero
 
@@ -91,22 +91,22 @@ def test_under_a_mode_of_the_users(tensors):
 
     def outer():
         with Count() as count:
-            without_glue(inner, (), {})
+            without_alignment(inner, (), {})
             assert (host + zero).device == zero.device
-            assert glued(lambda: host * zero).device == zero.device
+            assert aligned(lambda: host * zero).device == zero.device
         return count.calls
 
-    assert glued(outer) >= 3
+    assert aligned(outer) >= 3
 
 
 def test_an_error_takes_the_mode_off(tensors):
     host, zero, _ = tensors
 
     def fail():
-        without_glue(lambda: 1 / 0, (), {})
+        without_alignment(lambda: 1 / 0, (), {})
 
     with pytest.raises(ZeroDivisionError):
-        glued(fail)
+        aligned(fail)
     with pytest.raises(RuntimeError, match="device"):
         host + zero
 
@@ -126,12 +126,12 @@ def test_other_threads_are_not_glued(tensors):
         thread.start()
         thread.join(20)
 
-    glued(outer)
+    aligned(outer)
     assert len(errors) == 1
 
 
 def test_gradients_pass(tensors):
     host, zero, _ = tensors
     host.requires_grad_()
-    glued(lambda: (host * zero).sum()).backward()
+    aligned(lambda: (host * zero).sum()).backward()
     assert host.grad.tolist() == [1, 1]

@@ -1,0 +1,185 @@
+"""What stands as ``forward`` in a hooked module, and as its own forward beside it.
+
+Neither holds the module: a module in a reference cycle would keep its memory, on devices too, until
+the garbage collector runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from anydevice.errors import ModelError
+from anydevice.hooks.compiling import (
+    is_compiler_active,
+    is_compiling,
+    never_traced,
+    run_outside_graph,
+)
+
+if TYPE_CHECKING:
+    from anydevice.hooks.base import ModelHook
+    from anydevice.transfer import OffloadGroup
+
+__all__ = [
+    "HOOK",
+    "ORIGINAL",
+    "HookedForward",
+    "OfModule",
+    "OwnForward",
+    "PartForward",
+    "own_forward",
+]
+
+#: Where a hooked module keeps its hook and its own forward. Other libraries read these names.
+HOOK = "_hf_hook"
+ORIGINAL = "_old_forward"
+
+
+class OfModule:
+    """Refers to a module without holding it; a copy refers to the module's copy."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = weakref.ref(module)
+
+    @property
+    def __self__(self) -> nn.Module:
+        """The module.
+
+        Raises:
+            ModelError: it was deleted.
+        """
+        module = self._module()
+        if module is None:
+            raise ModelError(
+                "the module of this forward was deleted: keep a reference to the module, not only "
+                "to its forward"
+            )
+        return module
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.__self__,)
+
+
+class OwnForward(OfModule):
+    """A module's own forward, as its class defines it."""
+
+    @property
+    def __func__(self) -> Callable[..., Any]:
+        """The function."""
+        function: Callable[..., Any] = type(self.__self__).forward
+        return function
+
+    @property
+    def __name__(self) -> str:
+        """Its name."""
+        return getattr(self.__func__, "__name__", "forward")
+
+    @property
+    def __doc__(self) -> str | None:  # type: ignore[override]
+        """Its docstring."""
+        return self.__func__.__doc__
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """Its signature, without the module."""
+        return inspect.signature(self.__func__.__get__(self.__self__))
+
+    @never_traced
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it."""
+        module = self.__self__
+        return type(module).forward(module, *args, **kwargs)
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is OwnForward and other._module == self._module
+
+    def __hash__(self) -> int:
+        return hash(self._module)
+
+
+def own_forward(module: nn.Module) -> Callable[..., Any]:
+    """A module's forward, before a hook is attached, in a form that does not hold the module."""
+    forward: Callable[..., Any] = module.forward
+    if getattr(forward, "__func__", None) is type(module).forward:
+        return OwnForward(module)
+    return forward  # put into the instance by the user
+
+
+class HookedForward(OfModule):
+    """What stands as ``forward`` in a hooked module.
+
+    An object rather than a closure, so that a deep copy or a pickle of the module has one that is
+    bound to the copy, and so that `inspect.signature` sees the module's own forward.
+    """
+
+    @never_traced
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module's own forward within its hook."""
+        module = self._module()
+        if module is None:
+            return self.__self__  # raises
+        state = module.__dict__
+        hook: ModelHook = state[HOOK]
+        if is_compiler_active():
+            return run_outside_graph(hook.run_forward, module, state[ORIGINAL], args, kwargs)
+        return hook.run_forward(module, state[ORIGINAL], args, kwargs)
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        """The module's own forward."""
+        original: Callable[..., Any] = self.__self__.__dict__[ORIGINAL]
+        return original
+
+    @property
+    def __name__(self) -> str:
+        """As the module's own."""
+        return "forward"
+
+
+class PartForward(HookedForward):
+    """`forward` of a module whose weights are brought for the forward of a module around it.
+
+    The compiler traces it as the module's own forward where these weights are there already, so
+    that a block is one graph although its parts are hooked too.
+
+    Args:
+        module: the module.
+        group: the weights.
+    """
+
+    def __init__(self, module: nn.Module, group: OffloadGroup) -> None:
+        super().__init__(module)
+        self.group = group
+
+    @property
+    def forward(self) -> types.MethodType:
+        """What stands as ``forward``: the compiler takes methods of several objects for the same.
+
+        Of callable objects it would compile the block around them for each anew.
+        """
+        kind: Any = type(self.__self__)
+        return types.MethodType(_part_function(kind), self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.__self__, self.group)
+
+
+@functools.lru_cache(maxsize=4096)
+def _part_function(kind: type[nn.Module]) -> Callable[..., Any]:
+    """The function of modules of one class; with its signature."""
+
+    @functools.wraps(kind.forward)
+    def forward(part: PartForward, /, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling() and part.group.is_entered:
+            module: Any = part._module()
+            return type(module).forward(module, *args, **kwargs)
+        return HookedForward.__call__(part, *args, **kwargs)
+
+    return forward

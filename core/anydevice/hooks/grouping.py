@@ -1,0 +1,369 @@
+"""Dividing a placed model into groups of weights that move together, and hooking its modules.
+
+Given where each module runs and where its weights are stored now, every weight that is stored
+elsewhere belongs to one group, which is brought for the forward of the largest module that may be
+brought as a whole:
+
+- a block that must not be split, where it fits the memory reserved for weights in transit;
+- else a module without blocks in it that is no larger than the largest block;
+- else each child by itself, and the weights that the module owns directly for its own forward.
+
+A module without a forward (`ModuleList`, `ModuleDict`) is never called, so its children are looked
+at one by one. Modules whose parts run, or are stored, on several devices have their own code
+aligned (`anydevice.hooks.cross_device`). A module that the model holds twice is always a group of
+its own, so no two groups share a slot.
+
+What stands in a module when it runs is what counts: each hook also covers weights that are added
+later, and when modules were added or replaced it calls `regroup` for its part of the model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from anydevice.devices import Device
+from anydevice.hooks.align import AlignDevicesHook
+from anydevice.hooks.base import ModelHook, add_hook_to_module, remove_matching_hooks
+from anydevice.hooks.forward import HOOK, ORIGINAL, OwnForward, PartForward
+from anydevice.hooks.host_operators import uses_host_operators
+from anydevice.sizes import tensor_bytes
+from anydevice.transfer import Engine, OffloadGroup
+from anydevice.weights import Slot, iter_modules, iter_slots
+
+__all__ = ["ExecutionPlan", "attach_groups", "computes_with_parts"]
+
+#: Containers whose children are called by somebody else, or one after the other.
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
+
+
+@dataclasses.dataclass
+class ExecutionPlan:
+    """How a model is to run.
+
+    Attributes:
+        execution: a module's full name to where it runs; None for one whose parts decide.
+        main: where a module runs whose parts decide, as far as its own weights are concerned.
+        blocks: full names of modules that are brought as a whole.
+        preload: class names of modules that are brought as a whole however large.
+        stored: full name and slot of a weight to where it is stored by plan.
+        limits: most bytes of one group, by device; no limit by default.
+        skip_keys: see `AlignDevicesHook`.
+        io_same_device: whether the outermost module's output follows its input.
+        prefix: the outermost module's full name.
+        resident_buffers: names, below the outermost module, of buffers of offloaded modules that
+            are where these run.
+    """
+
+    execution: Callable[[str], Device | None]
+    main: Device
+    blocks: Collection[str] = ()
+    preload: Collection[str] = ()
+    stored: Callable[[str, Slot], Device] | None = None
+    limits: Mapping[Device, int] = dataclasses.field(default_factory=dict)
+    skip_keys: str | list[str] | None = None
+    io_same_device: bool = True
+    prefix: str = ""
+    resident_buffers: Collection[str] = ()
+
+
+@dataclasses.dataclass
+class _Node:
+    """A module and what is known of it."""
+
+    name: str
+    module: nn.Module
+    place: Device | None  # where it runs
+    own: list[tuple[str, Slot]]  # its own weights
+    away: list[tuple[str, Slot]]  # those of them that are stored elsewhere
+    places: set[Device | None]  # where it and its parts run
+    size: int  # bytes that are stored elsewhere, of it and its parts
+    block_below: bool
+    shared_below: bool
+    children: list[_Node]
+
+    @property
+    def callable(self) -> bool:
+        return _has_forward(self.module)
+
+
+def attach_groups(model: nn.Module, plan: ExecutionPlan, engine: Engine) -> None:
+    """Hook the modules of a model whose weights are where they are stored.
+
+    Args:
+        model: the model, or a part of one.
+        plan: how it is to run.
+        engine: moves the groups.
+    """
+    _Part(plan, engine, plan.prefix, root=True).attach(model)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """A part of a model that is divided into groups at once, now or again: the `Regrouping`.
+
+    Attributes:
+        plan: how the model is to run.
+        engine: moves the groups.
+        name: the part's full name.
+        in_block: whether it belongs to a block.
+        aligned: whether the code of a module further out is aligned.
+        usual: bytes of the largest block or single module: what a group may take anyway.
+        root: whether it is the whole model.
+    """
+
+    plan: ExecutionPlan
+    engine: Engine
+    name: str
+    in_block: bool = False
+    aligned: bool = False
+    usual: int = 0
+    root: bool = False
+
+    def attach(self, module: nn.Module) -> None:
+        """Hook the part."""
+        _Attaching(self, module).run()
+
+    def regroup(self, module: nn.Module, hook: AlignDevicesHook) -> None:
+        """Set the hook up anew for the module as it is now, and hook its parts."""
+
+        def is_ours(other: ModelHook) -> bool:
+            return (
+                isinstance(other, AlignDevicesHook)
+                and isinstance(other._regrouping, _Part)
+                and other._regrouping.engine is self.engine
+            )
+
+        for _, part in iter_modules(module):
+            if part is not module:
+                remove_matching_hooks(part, is_ours)
+        _Attaching(self, module, hook).run()
+
+
+class _Attaching:
+    """Dividing a part of a model, once.
+
+    Args:
+        part: which.
+        module: its module.
+        hook: the hook that the module has already.
+    """
+
+    def __init__(
+        self, part: _Part, module: nn.Module, hook: AlignDevicesHook | None = None
+    ) -> None:
+        self.part, self.module, self.hook = part, module, hook
+        self.plan, self.engine = part.plan, part.engine
+        self.blocks, self.preload = frozenset(self.plan.blocks), frozenset(self.plan.preload)
+        owners = [m for _, m in iter_modules(module) if m._modules]
+        uses = Counter(id(c) for m in owners for c in m._modules.values() if c is not None)
+        self.shared = {child for child, count in uses.items() if count > 1}
+        self.nodes: dict[int, _Node] = {}
+        self.done: set[int] = set()
+        self.aligned = part.aligned
+        self.usual = part.usual
+
+    def run(self) -> None:
+        node = self._survey(self.part.name, self.module, None)
+        self._visit(node, self.part.in_block, self.part.root)
+
+    # ------------------------------------------------------------------ looking
+
+    def _survey(self, name: str, module: nn.Module, forced: Device | None) -> _Node:
+        """Learn of a module and its parts. ``forced`` is where a preloaded ancestor runs."""
+        known = self.nodes.get(id(module))
+        if known is not None:
+            return known
+        place = forced or self.plan.execution(name)
+        if forced is None and type(module).__name__ in self.preload:
+            forced = place = place or self.plan.main
+        target = (place or self.plan.main).torch
+        own = list(iter_slots(module, name, recurse=False))
+        away = [(n, s) for n, s in own if _is_away(s, target)]
+        node = _Node(name, module, place, own, away, {place}, 0, False, False, [])
+        self.nodes[id(module)] = node
+        dot = f"{name}." if name else ""
+        for child_name, child in module._modules.items():
+            if child is None:
+                continue
+            below = self._survey(dot + child_name, child, forced)
+            node.children.append(below)
+            node.places |= below.places
+            node.size += below.size
+            node.block_below |= below.block_below or below.name in self.blocks
+            node.shared_below |= below.shared_below or id(child) in self.shared
+        seen = {id(s.get()): s for _, s in away}
+        mine = sum(tensor_bytes(t) for s in seen.values() if (t := s.get()) is not None)
+        node.size += mine
+        self.usual = max(self.usual, mine, node.size if name in self.blocks else 0)
+        return node
+
+    # ------------------------------------------------------------------ attaching
+
+    def _visit(self, node: _Node, in_block: bool, root: bool = False) -> None:
+        if id(node.module) in self.done:
+            return
+        self.done.add(id(node.module))
+        in_block = in_block or node.name in self.blocks
+        alike = node.places == {node.place} and node.place is not None
+        if not node.callable or not alike:
+            self._attach_parts(node, in_block, root)
+        elif not node.size:
+            self._attach_resident(node, in_block, root)
+        elif not node.shared_below and self._is_whole(node, in_block):
+            self._attach_whole(node, in_block, root)
+        else:
+            self._attach_parts(node, in_block, root)
+
+    def _is_whole(self, node: _Node, in_block: bool) -> bool:
+        """Whether a module with all its parts is one group."""
+        if not node.children or type(node.module).__name__ in self.preload:
+            return True
+        limit = self.plan.limits.get(node.place) if node.place is not None else None
+        if limit is not None and node.size > limit:
+            return False
+        if in_block or computes_with_parts(node.module):
+            return True
+        return not node.block_below and node.size <= self.usual
+
+    def _attach_resident(self, node: _Node, in_block: bool, root: bool) -> None:
+        """All is where it runs: one hook around the module, for its inputs and for changes."""
+        nodes = list(_descend(node))
+        align = any(needs_alignment(part.module) for part in nodes[:1])
+        self._hook(node, nodes, in_block, align=align, root=root)
+        for part in nodes[1:]:
+            self.done.add(id(part.module))
+            if needs_alignment(part.module):
+                self._hook(part, (), in_block, align=True)
+
+    def _attach_whole(self, node: _Node, in_block: bool, root: bool) -> None:
+        """One group around the module; its parts enter the same one when called by themselves."""
+        nodes = list(_descend(node))
+        group = self._hook(node, nodes, in_block, align=needs_alignment(node.module), root=root)
+        for part in nodes[1:]:
+            self.done.add(id(part.module))
+            align = needs_alignment(part.module) or None
+            self._hook(part, list(_descend(part)), in_block, align=align, group=group)
+            state = part.module.__dict__
+            alone = isinstance(state.get(HOOK), AlignDevicesHook)
+            if alone and group is not None and not align and type(state[ORIGINAL]) is OwnForward:
+                state["forward"] = PartForward(part.module, group).forward
+
+    def _attach_parts(self, node: _Node, in_block: bool, root: bool) -> None:
+        """Its own weights around its own forward, each part by itself."""
+        if node.callable:
+            # Where the place of a module is not known, its inputs come from anywhere.
+            comes_to_main = node.place is not None or (root and self.plan.io_same_device)
+            align = not (comes_to_main and self._is_on_main(node)) or needs_alignment(node.module)
+            self._hook(node, [node, *_uncalled(node)], in_block, align=align, root=root)
+        for child in node.children:
+            self._visit(child, in_block)
+
+    def _is_on_main(self, node: _Node) -> bool:
+        """Whether all parts run and are stored on the main device, named one by one in the map."""
+        return not node.size and node.places <= {None, self.plan.main}
+
+    def _group(self, node: _Node, nodes: Collection[_Node]) -> OffloadGroup:
+        """A group of all weights, also those that are in place: they may be assigned to later."""
+        device = node.place or self.plan.main
+        stored, away = self.plan.stored, [named for part in nodes for named in part.away]
+        places = {stored(name, slot) for name, slot in away} if stored is not None else set()
+        resting = places.pop() if len(places) == 1 else None
+        modules = [(part.name, part.module) for part in nodes]
+        return self.engine.group(node.name, modules, device, resting=resting)
+
+    def _hook(
+        self,
+        node: _Node,
+        nodes: Collection[_Node],
+        in_block: bool,
+        *,
+        align: bool | None,
+        root: bool = False,
+        group: OffloadGroup | None = None,
+    ) -> OffloadGroup | None:
+        """Hook a module that covers the own weights of some nodes; return its group."""
+        if not node.callable:
+            return None
+        if group is None and nodes:
+            group = self._group(node, nodes)
+        outer, self.aligned = self.aligned, self.aligned or bool(align)
+        if not align and not self.aligned:  # nothing around it is aligned: there is nothing to stop
+            align = None
+        same = root and self.plan.io_same_device
+        hook = self.hook if node.module is self.module else None
+        if hook is None:
+            hook = AlignDevicesHook.planned(
+                node.place if not same else node.place or self.plan.main,
+                _Part(self.plan, self.engine, node.name, in_block, outer, self.usual, root),
+                passes=self.engine if root else None,
+                io_same_device=same,
+                skip_keys=self.plan.skip_keys,
+            )
+            hook.resident_buffers = frozenset(self.plan.resident_buffers if root else ())
+            add_hook_to_module(node.module, hook, append=True)
+        hook.align = align
+        hook.offload = hook.offload or any(part.away for part in nodes)
+        hook.cover(group, [part.module for part in nodes])
+        return group
+
+
+# ---------------------------------------------------------------------- looking at modules
+
+
+def _is_away(slot: Slot, target: torch.device) -> bool:
+    tensor = slot.get()
+    return tensor is not None and tensor.device != target
+
+
+def _has_forward(module: nn.Module) -> bool:
+    return "forward" in module.__dict__ or type(module).forward is not nn.Module.forward
+
+
+def computes_with_parts(module: nn.Module) -> bool:
+    """Whether a module is known to use the weights of its parts without calling them."""
+    if isinstance(module, _CONTAINERS):
+        return False
+    return hasattr(module, "parametrizations") or type(module) is nn.MultiheadAttention
+
+
+def _uncalled(node: _Node) -> Iterator[_Node]:
+    """Parts that are never called themselves, such as a ParameterList: their parent uses them."""
+    for child in node.children:
+        if not child.callable:
+            yield child
+            yield from _uncalled(child)
+
+
+def _descend(node: _Node) -> Iterator[_Node]:
+    yield node
+    for child in node.children:
+        yield from _descend(child)
+
+
+def needs_alignment(module: nn.Module) -> bool:
+    """Whether a module's own code must be aligned even where all its weights are in one place."""
+    return _has_loose_tensors(module) or uses_host_operators(module)
+
+
+def _has_loose_tensors(module: nn.Module) -> bool:
+    """Whether a module keeps tensors as plain attributes: those are not placed, only aligned.
+
+    Old-style ``weight_norm`` and ``spectral_norm`` do, too: they set the weight before each
+    forward.
+    """
+    own = {id(t) for table in (module._parameters, module._buffers) for t in table.values()}
+    return any(_is_loose(value, own) for value in module.__dict__.values())
+
+
+def _is_loose(value: Any, own: set[int]) -> bool:
+    if isinstance(value, torch.Tensor):
+        return id(value) not in own
+    if type(value) in (list, tuple):
+        return any(isinstance(item, torch.Tensor) and id(item) not in own for item in value)
+    return False
