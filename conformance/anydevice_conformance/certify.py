@@ -29,6 +29,8 @@ def certify(
     folder: Path,
     *,
     quick: bool = False,
+    seed: int = 0,
+    examples: int | None = None,
     known_failures: Path | None = None,
     command: Sequence[str] | None = None,
     on_result: Callable[[Event], object] = lambda event: None,
@@ -39,6 +41,8 @@ def certify(
         device_type: whose backend.
         folder: where ``report.json``, ``report.html``, ``junit.xml`` and ``badge.svg`` are written.
         quick: leave out slow checks; gives no certificate.
+        seed: of the generated examples.
+        examples: how many of each law; None for its ordinary number.
         known_failures: the vendor's file, see `anydevice_conformance.known`.
         command: what was typed, for the report.
         on_result: called with each result as it comes.
@@ -51,7 +55,9 @@ def certify(
     """
     folder.mkdir(parents=True, exist_ok=True)
     begin, started = time.monotonic(), _now()
-    events = run_suite(device_type, folder, quick=quick, on_result=on_result)
+    events = run_suite(
+        device_type, folder, quick=quick, seed=seed, examples=examples, on_result=on_result
+    )
     return finish(
         events,
         folder,

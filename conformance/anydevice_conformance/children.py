@@ -16,10 +16,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any, Final
 
-__all__ = ["MUTANT_VARIABLE", "Holder", "answer_of", "ask", "start"]
+__all__ = ["Holder", "answer_of", "ask", "start"]
 
-#: Names a broken backend to put in place before anything else; see `anydevice_conformance.mutants`.
-MUTANT_VARIABLE: Final = "ANYDEVICE_CONFORMANCE_MUTANT"
 _LIMIT: Final = 120
 
 
@@ -224,11 +222,6 @@ _TASKS: Final[dict[str, Callable[..., dict[str, Any]]]] = {
 def main() -> None:
     """Run the task that the command line names."""
     task, device_type, args = sys.argv[1:4]
-    mutant = os.environ.get(MUTANT_VARIABLE)
-    if mutant:
-        from anydevice_conformance.mutants import install
-
-        install(mutant)
     print(json.dumps(_TASKS[task](device_type, **json.loads(args))), flush=True)
 
 

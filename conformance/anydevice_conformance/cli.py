@@ -10,7 +10,10 @@ from typing import Any
 
 __all__ = ["certify_command", "new_backend_command"]
 
-_NEEDED = "anydevice certify needs pytest and jsonschema: pip install 'anydevice[conformance]'"
+_NEEDED = (
+    "anydevice certify needs hypothesis, jsonschema and pytest: "
+    "pip install 'anydevice[conformance]'"
+)
 
 
 def certify_command(subparsers: argparse._SubParsersAction[Any]) -> None:
@@ -25,6 +28,12 @@ def certify_command(subparsers: argparse._SubParsersAction[Any]) -> None:
         "device_type", nargs="?", metavar="TYPE", help="the device type, such as foo"
     )
     parser.add_argument("--quick", action="store_true", help="a first look: gives no certificate")
+    parser.add_argument(
+        "--examples", type=_positive, metavar="N", help="situations that each law is tried in"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="of the generated situations (default 0)"
+    )
     parser.add_argument("--output", type=Path, metavar="DIR", help="default: certify-TYPE")
     parser.add_argument(
         "--known-failures", type=Path, metavar="FILE", help="JSON: check to reason and link"
@@ -56,6 +65,13 @@ def new_backend_command(subparsers: argparse._SubParsersAction[Any]) -> None:
     parser.set_defaults(run=_new_backend)
 
 
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return number
+
+
 def _certify(args: argparse.Namespace) -> int:
     if sum(map(bool, (args.device_type, args.check, args.static))) != 1:
         print(
@@ -65,6 +81,7 @@ def _certify(args: argparse.Namespace) -> int:
     if args.static:
         return _check_static(args.static)
     try:
+        import hypothesis  # noqa: F401
         import jsonschema  # noqa: F401
         import pytest  # noqa: F401
     except ImportError as error:
@@ -120,6 +137,8 @@ def _run_suite(args: argparse.Namespace) -> int:
             args.device_type,
             folder,
             quick=args.quick,
+            seed=args.seed,
+            examples=args.examples,
             known_failures=args.known_failures,
             on_result=progress,
         )

@@ -118,5 +118,6 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    plain = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    return plain.view(torch.uint8)
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    # Not `contiguous`, which leaves a single element its odd stride.
+    return plain.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)

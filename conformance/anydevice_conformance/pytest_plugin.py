@@ -33,6 +33,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="leave out slow checks (gives no certificate)",
     )
+    group.addoption(
+        "--anydevice-seed", metavar="N", type=int, default=0, help="of the generated examples (0)"
+    )
+    group.addoption(
+        "--anydevice-examples", metavar="N", type=int, help="how many of each law (it knows itself)"
+    )
     group.addoption("--anydevice-output", metavar="DIR", help="write the report here")
     group.addoption(
         "--anydevice-known-failures", metavar="FILE", help="JSON file of failures that are known"

@@ -29,6 +29,8 @@ def run_suite(
     folder: Path,
     *,
     quick: bool = False,
+    seed: int = 0,
+    examples: int | None = None,
     assume: Sequence[str] = (),
     only: Sequence[str] = (),
     on_result: Callable[[Event], object] = lambda event: None,
@@ -39,6 +41,8 @@ def run_suite(
         device_type: whose backend.
         folder: where the journal and pytest's output are written.
         quick: leave out slow checks.
+        seed: of the generated examples.
+        examples: how many of each law; None for its ordinary number.
         assume: only the checks of these capabilities, which are not claimed.
         only: only the checks in whose names one of these stands.
         on_result: called with each result as it comes.
@@ -52,6 +56,9 @@ def run_suite(
     arguments = [f"--anydevice-backend={device_type}", f"--anydevice-journal={journal}"]
     if quick:
         arguments.append("--anydevice-quick")
+    arguments.append(f"--anydevice-seed={seed}")
+    if examples:
+        arguments.append(f"--anydevice-examples={examples}")
     if assume:
         arguments.append(f"--anydevice-assume={','.join(assume)}")
     if only:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import faulthandler
 import gc
-import os
 import re
 import sys
 import time
@@ -16,7 +15,7 @@ import pytest
 
 from anydevice import registry
 from anydevice.errors import AnyDeviceError
-from anydevice_conformance import children, mutants, stamps
+from anydevice_conformance import stamps
 from anydevice_conformance.journal import Journal
 from anydevice_conformance.outcomes import NoHardware, NotClaimed, _Outcome, left_out
 from anydevice_conformance.specification import GROUPS
@@ -44,20 +43,17 @@ def configure(config: pytest.Config) -> None:
     """
     if config.pluginmanager.has_plugin(PLUGIN_NAME):  # a caller brought its own
         return
-    mutant = os.environ.get(children.MUTANT_VARIABLE)
-    if mutant:
-        mutants.install(mutant)
     session = Session(
         find_subject(
             config.getoption("--anydevice-backend"),
             quick=config.getoption("--anydevice-quick"),
             assumed=(config.getoption("--anydevice-assume") or "").split(","),
+            seed=config.getoption("--anydevice-seed"),
+            count=config.getoption("--anydevice-examples"),
         ),
         Journal(_path(config.getoption("--anydevice-journal"))),
         watchdog=True,
     )
-    if mutant:
-        session.journal.write("override", what=f"the backend is the mutant {mutant}")
     config.pluginmanager.register(session, PLUGIN_NAME)
     output = config.getoption("--anydevice-output")
     known = config.getoption("--anydevice-known-failures")
@@ -67,7 +63,14 @@ def configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Reporter(session, _path(output), _path(known)))
 
 
-def find_subject(device_type: str, *, quick: bool = False, assumed: Sequence[str] = ()) -> Subject:
+def find_subject(
+    device_type: str,
+    *,
+    quick: bool = False,
+    assumed: Sequence[str] = (),
+    seed: int = 0,
+    count: int | None = None,
+) -> Subject:
     """The backend of a device type.
 
     Raises:
@@ -78,7 +81,7 @@ def find_subject(device_type: str, *, quick: bool = False, assumed: Sequence[str
     except AnyDeviceError as error:
         raise pytest.UsageError(f"--anydevice-backend {device_type}: {error}") from error
     (record,) = [r for r in registry.list_backends() if r.backend is backend]
-    return Subject(record, backend, quick, frozenset(a for a in assumed if a))
+    return Subject(record, backend, quick, frozenset(a for a in assumed if a), seed, count)
 
 
 def session_of(config: pytest.Config) -> Session | None:

@@ -36,6 +36,8 @@ def stamps(subject: Subject) -> dict[str, Any]:
         "capabilities": {name: {"claimed": c, "works": None} for name, c in claimed.items()},
         "quick": subject.quick,
         "assumed": sorted(subject.assumed),
+        "seed": subject.seed,
+        "examples": subject.count,
         "suite_digest": suite_digest(),
     }
 

@@ -25,17 +25,35 @@ class Subject:
         backend: the object itself.
         quick: whether to do little.
         assumed: capabilities that are not claimed and are tried all the same.
+        seed: of what is generated.
+        count: how many examples of each law are tried; None for its ordinary number.
+        shrinking: whether a counterexample is made smaller.
     """
 
     record: BackendRecord
     backend: DeviceBackend
     quick: bool = False
     assumed: frozenset[str] = frozenset()
+    seed: int = 0
+    count: int | None = None
+    shrinking: bool = True
+
+    def examples(self, ordinary: int) -> int:
+        """How many examples of a law to try, where an ordinary run tries ``ordinary``."""
+        return self.count or max(5, ordinary // (5 if self.quick else 1))
 
     @property
     def type(self) -> str:
         """The device type."""
         return self.backend.device_type
+
+    @property
+    def module(self) -> object | None:
+        """The device's module; None where there is none, or the device is the host."""
+        try:
+            return None if self.is_host else self.backend.module
+        except Exception:  # noqa: BLE001 - a device need not have one
+            return None
 
     @property
     def is_host(self) -> bool:
@@ -61,6 +79,32 @@ class Subject:
             return str(self.backend.why_unavailable())
         except Exception:  # noqa: BLE001 - as above
             return ""
+
+    @functools.cached_property
+    def infers(self) -> bool:
+        """Whether the device works under `torch.inference_mode`."""
+        try:
+            with torch.inference_mode():
+                return bool((torch.ones(2, device=self.device(self.indices[0])) + 1).sum() == 4)
+        except Exception:  # noqa: BLE001 - it does not; a check of its own says so
+            return False
+
+    @functools.cached_property
+    def strided(self) -> bool:
+        """Whether tensors on the device have strides: a transposed view is no copy."""
+        try:
+            there = torch.zeros(2, 3, device=self.device(self.indices[0]))
+            there.t()[0, 1] = 1.0
+            return there.t().stride() == (1, 3) and float(there[1, 0]) == 1.0
+        except Exception:  # noqa: BLE001 - it has none
+            return False
+
+    def room(self, index: int) -> int:
+        """Bytes that a check may take on a device, whether it tells its memory or not."""
+        try:
+            return int(self.backend.memory_info(index).free)
+        except Exception:  # noqa: BLE001 - it does not say, or wrongly: the checks of memory find it
+            return 256 << 20
 
     @property
     def ends(self) -> list[int]:

@@ -3,62 +3,54 @@
 from __future__ import annotations
 
 import collections
-import gc
+import json
+import subprocess
+import sys
+from pathlib import Path
 
 import psutil
 import pytest
+from mutants import gallery, installed
+from mutation.rules import chosen, made, member_of
 
 from anydevice import registry
 from anydevice_conformance import simulator
 from anydevice_conformance.catalogue import load_catalogue
-from anydevice_conformance.inprocess import run_checks
-from anydevice_conformance.mutants import gallery, installed
 from anydevice_conformance.specification import load_specification
 
-MACHINE = {"devices": 2, "memory": ["64MiB", "96MiB"], "mode": "lazy"}
-BIG_MACHINE = {"devices": 1, "memory": "5GiB", "mode": "lazy"}
+ENGINE = Path(__file__).with_name("mutation")
 
 
-def checks_of(paragraph):
-    return [check.name for check in load_catalogue().values() if check.paragraph == paragraph]
+def tried(folder, *options):
+    """Run the engine once; its outcomes by mutant."""
+    file = folder / "outcomes.json"
+    command = [sys.executable, str(ENGINE), *options, "--json", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return {outcome["mutant"]: outcome for outcome in json.loads(file.read_text())}
 
 
-def start(machine, monkeypatch):
-    """Simulate a machine, here and in child processes."""
-    simulator.configure(**machine)
-    memory = machine["memory"]
-    text = memory if isinstance(memory, str) else ":".join(memory)
-    words = f"devices={machine['devices']},memory={text},mode={machine['mode']}"
-    monkeypatch.setenv(simulator.ENVIRONMENT_VARIABLE, words)
-
-
-def outcome(record, names):
-    events = run_checks(record, names)
-    results = [e for e in events if e["event"] == "result"]
-    flags = [e for e in events if e["event"] == "flag"]
-    return results, flags
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+    """What became of the gallery; all of it in one warm process."""
+    options = ["--gallery"]
+    if psutil.virtual_memory().available < 12 << 30:
+        options.append("--small")
+    return tried(tmp_path_factory.mktemp("gallery"), *options)
 
 
 @pytest.mark.parametrize("name", [m.name for m in gallery().values() if not m.crash])
-def test_each_mutant_is_caught(name, monkeypatch):
+def test_each_mutant_is_caught(name, outcomes):
     mutant = gallery()[name]
-    if mutant.big and psutil.virtual_memory().available < 12 << 30:
+    if mutant.big and name not in outcomes:
         pytest.skip("needs 12 GiB of memory")
-    start(BIG_MACHINE if mutant.big else MACHINE, monkeypatch)
-    try:
-        with installed(name) as record:
-            results, flags = outcome(record, checks_of(mutant.paragraph))
-    finally:
-        gc.collect()
-        simulator.configure()
-    errors = [r for r in results if r["status"] == "error"]
-    assert not errors
+    outcome = outcomes[name]
+    assert not outcome["errors"]
     if mutant.flag:
-        assert flags
-        assert not [r for r in results if r["status"] == "failed"]
+        assert outcome["flags"]
+        assert not outcome["failed"]
     else:
-        failed = [r for r in results if r["status"] == "failed"]
-        assert failed, f"{name} went unnoticed: {mutant.story} {results}"
+        assert outcome["failed"], f"{name} went unnoticed: {mutant.story} {outcome}"
 
 
 def test_every_paragraph_has_a_check_and_a_mutant():
@@ -75,7 +67,15 @@ def test_every_mutant_says_what_it_is():
 
 
 def test_the_right_backend_comes_back():
+    simulator.configure()
     before = registry.get_backend("sim")
     with installed("SeedDoesNothing"):
         assert type(registry.get_backend("sim")).__name__ == "SeedDoesNothing"
     assert registry.get_backend("sim") is before
+
+
+def test_rules_reach_every_member_of_the_interface():
+    members = {member_of(name) for name in made()}
+    assert len(members) > 20
+    assert {member_of(name) for name in chosen(100)} == members
+    assert chosen(50, seed=3) == chosen(50, seed=3) != chosen(50, seed=4)

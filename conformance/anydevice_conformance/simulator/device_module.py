@@ -186,6 +186,11 @@ def memory_stats(device: _Device = None) -> dict[str, Any]:
     return dict(torch.accelerator.memory_stats(_index(device)))
 
 
+def host_memory_stats() -> dict[str, Any]:
+    """Bytes of pinned memory in use, by the name that ``torch.cuda`` has for it."""
+    return {"active_bytes.current": native().pinned_bytes()}
+
+
 def reset_peak_memory_stats(device: _Device = None) -> None:
     """Let the maxima start from now."""
     torch.accelerator.reset_peak_memory_stats(_index(device))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from anydevice_conformance.mutants.gallery import Fault, mutant, patched
+from mutants.gallery import Fault, mutant, patched
 
 
 class _Collective(Fault):

@@ -8,8 +8,8 @@ import time
 
 import torch
 
-from anydevice_conformance.mutants.gallery import Fault, mutant
-from anydevice_conformance.mutants.moving import (
+from mutants.gallery import Fault, mutant
+from mutants.moving import (
     Elsewhere,
     MaybeMoved,
     Move,

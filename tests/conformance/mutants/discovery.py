@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import torch
 
 from anydevice.backend import Capabilities, MemoryInfo
-from anydevice_conformance.mutants.gallery import Fault, mutant
-from anydevice_conformance.mutants.moving import Move
+from mutants.gallery import Fault, mutant
+from mutants.moving import Move
 
 
 @mutant("DEV-001")

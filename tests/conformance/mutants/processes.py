@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from anydevice_conformance.mutants.gallery import Fault, mutant
+from mutants.gallery import Fault, mutant
 
 
 @mutant("PRO-001")

@@ -7,8 +7,11 @@ right one's place.
 
 from __future__ import annotations
 
-from anydevice_conformance.mutants.gallery import (
+from mutants.gallery import (
+    MUTANT_VARIABLE,
     Mutant,
+    child_environment,
+    find,
     gallery,
     install,
     installed,
@@ -16,4 +19,14 @@ from anydevice_conformance.mutants.gallery import (
     patched,
 )
 
-__all__ = ["Mutant", "gallery", "install", "installed", "mutant", "patched"]
+__all__ = [
+    "MUTANT_VARIABLE",
+    "Mutant",
+    "child_environment",
+    "find",
+    "gallery",
+    "install",
+    "installed",
+    "mutant",
+    "patched",
+]

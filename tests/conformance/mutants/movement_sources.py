@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from anydevice_conformance.mutants.gallery import mutant
-from anydevice_conformance.mutants.moving import MaybeMoved, Move, Remembers, is_from_host
+from mutants.gallery import mutant
+from mutants.moving import MaybeMoved, Move, Remembers, is_from_host
 
 
 @mutant("MOV-009")

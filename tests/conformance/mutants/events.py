@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from anydevice_conformance.mutants.gallery import Fault, mutant
-from anydevice_conformance.mutants.moving import MaybeMoved, Move, is_to_host
-from anydevice_conformance.mutants.streams import stream_index
+from mutants.gallery import Fault, mutant
+from mutants.moving import MaybeMoved, Move, is_to_host
+from mutants.streams import stream_index
 
 
 @mutant("STR-004")

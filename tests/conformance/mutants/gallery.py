@@ -8,12 +8,12 @@ import functools
 import importlib
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, ClassVar, Final
 from unittest import mock
 
 from anydevice import registry
 from anydevice.backend import DeviceBackend
-from anydevice_conformance.children import MUTANT_VARIABLE
 
 __all__ = ["Fault", "Mutant", "gallery", "install", "installed", "mutant", "patched"]
 
@@ -35,7 +35,11 @@ _MODULES: Final = (
     "inference",
     "processes",
     "training",
+    "situations",
 )
+#: Names the mutant that child processes put in place as they start; see ``startup``.
+MUTANT_VARIABLE: Final = "ANYDEVICE_TEST_MUTANT"
+_STARTUP: Final = Path(__file__).with_name("startup")
 _found: dict[str, Mutant] = {}
 
 
@@ -102,21 +106,36 @@ def mutant(
 def gallery() -> dict[str, Mutant]:
     """All mutants by name."""
     for module in _MODULES:
-        importlib.import_module(f"anydevice_conformance.mutants.{module}")
+        importlib.import_module(f"mutants.{module}")
     return dict(_found)
+
+
+def find(name: str) -> Mutant:
+    """A mutant of the gallery, or one that the rules make."""
+    if name in gallery():
+        return gallery()[name]
+    from mutation.rules import made
+
+    return made()[name]
+
+
+def child_environment(name: str) -> dict[str, str]:
+    """What makes processes that are started from this one have the mutant, too."""
+    paths = [str(_STARTUP), os.environ.get("PYTHONPATH", "")]
+    return {MUTANT_VARIABLE: name, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 @contextlib.contextmanager
 def installed(name: str) -> Iterator[registry.BackendRecord]:
     """Have a mutant in the right backend's place, in child processes too, for a context."""
-    found = gallery()[name]
+    found = find(name)
     right = registry.get_backend(found.base)
     (record,) = [r for r in registry.list_backends() if r.backend is right]
     broken: Any = type(name, (found.fault, type(right)), {})()
     changes = {"backend": broken, **found.fault.record_changes}
     before = {field: getattr(record, field) for field in changes}
     with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.dict(os.environ, {MUTANT_VARIABLE: name}))
+        stack.enter_context(mock.patch.dict(os.environ, child_environment(name)))
         for patch in broken.patches():
             stack.enter_context(patch)
         try:

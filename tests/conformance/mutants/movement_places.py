@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from anydevice_conformance.mutants.gallery import mutant
-from anydevice_conformance.mutants.moving import Elsewhere, MaybeMoved, Move
+from mutants.gallery import mutant
+from mutants.moving import Elsewhere, MaybeMoved, Move
 
 
 def _is_crossing(tensor: torch.Tensor, device: torch.device) -> bool:

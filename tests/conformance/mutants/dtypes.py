@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from anydevice_conformance.mutants.gallery import Fault, mutant, patched
-from anydevice_conformance.mutants.moving import Move
+from mutants.gallery import Fault, mutant, patched
+from mutants.moving import Move
 
 
 class _Operation(Fault):

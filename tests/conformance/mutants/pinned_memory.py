@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from anydevice_conformance.mutants.gallery import Fault, mutant
-from anydevice_conformance.mutants.moving import Elsewhere, MaybeMoved, Move, is_to_host
+from mutants.gallery import Fault, mutant
+from mutants.moving import Elsewhere, MaybeMoved, Move, is_to_host
 
 
 @mutant("PIN-001")

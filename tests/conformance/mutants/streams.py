@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from anydevice_conformance.mutants.gallery import Fault, mutant
-from anydevice_conformance.mutants.moving import Move, is_from_host
+from mutants.gallery import Fault, mutant
+from mutants.moving import Move, is_from_host
 
 
 def stream_index(stream: Any) -> int:

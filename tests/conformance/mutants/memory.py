@@ -10,8 +10,8 @@ import psutil
 import torch
 
 from anydevice.backend import Capabilities, MemoryInfo
-from anydevice_conformance.mutants.gallery import Fault, mutant, patched
-from anydevice_conformance.mutants.moving import MaybeMoved, Move
+from mutants.gallery import Fault, mutant, patched
+from mutants.moving import MaybeMoved, Move
 
 
 @mutant("MEM-001")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from anydevice_conformance.mutants.gallery import mutant
-from anydevice_conformance.mutants.moving import MaybeMoved, Move
+from mutants.gallery import mutant
+from mutants.moving import MaybeMoved, Move
 
 
 @mutant("MOV-001")

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from anydevice_conformance.mutants.gallery import Fault, mutant, patched
+from mutants.gallery import Fault, mutant, patched
 
 
 @mutant("RNG-001")

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from anydevice_conformance.mutants.dtypes import _Operation
-from anydevice_conformance.mutants.gallery import Fault, mutant
-from anydevice_conformance.mutants.moving import Elsewhere, Move
+from mutants.dtypes import _Operation
+from mutants.gallery import Fault, mutant
+from mutants.moving import Elsewhere, Move
 
 
 @mutant("INF-001")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from anydevice.backend import MemoryInfo
-from anydevice_conformance.mutants.gallery import Fault, mutant, patched
+from mutants.gallery import Fault, mutant, patched
 
 
 class _Factories(Fault):

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from anydevice_conformance.mutants.gallery import Fault, mutant
+from mutants.gallery import Fault, mutant
 
 
 @mutant("TRN-001")

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from anydevice_conformance.mutants.gallery import Fault
+from mutants.gallery import Fault
 
 __all__ = ["Elsewhere", "MaybeMoved", "Move", "Remembers", "is_from_host", "is_to_host"]
 

@@ -1,0 +1,250 @@
+"""Random programs of copies, kernels and waits over streams, threads and devices.
+
+A small model of the order that the specification promises stands beside the device: each stream
+knows which work of the others is done before its next (a vector clock). A program adds a wait
+exactly where the model says that one is needed, so that every wait counts: one that does not wait
+gives a wrong value.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from hypothesis import strategies as st
+
+from anydevice_conformance.subject import Subject
+
+__all__ = ["Step", "programs", "run_program"]
+
+_SIZE: Final = 300
+_SIDE: Final = 2  # streams beside the default one, of each device
+_MANY: Final = 12  # events at once: more than a small pool of them has
+_KINDS: Final = ("kernel", "in place", "upload", "download", "cross", "record", "host waits")
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One step of a program: what is done, to which value, on which stream."""
+
+    kind: str
+    value: int
+    stream: int
+    thread: bool
+
+    def __repr__(self) -> str:
+        place = f"{self.kind} value {self.value} on stream {self.stream}"
+        return f"{place} in a thread" if self.thread else place
+
+
+def programs() -> st.SearchStrategy[list[Step]]:
+    """Programs of up to 14 steps; numbers are taken modulo what there is."""
+    step = st.builds(
+        Step,
+        st.sampled_from(_KINDS),
+        st.integers(0, 9),
+        st.integers(0, 8),
+        st.sampled_from([False, False, False, True]),
+    )
+    return st.lists(step, min_size=2, max_size=14)
+
+
+Stamp = tuple[int, int]  # a stream, and which piece of its work
+
+
+@dataclasses.dataclass
+class _Value:
+    tensor: torch.Tensor
+    expected: torch.Tensor
+    device: int
+    written: Stamp
+    read: list[Stamp] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass
+class _Stream:
+    """A stream, and how much of each stream's work is done before its next."""
+
+    real: Any
+    device: int
+    clock: dict[int, int] = dataclasses.field(default_factory=dict)
+
+
+class _Run:
+    def __init__(self, subject: Subject) -> None:
+        self.subject = subject
+        self.backend = subject.backend
+        self.streams: list[_Stream] = []
+        for index in subject.indices[:3]:
+            self.streams.append(_Stream(self.backend.current_stream(index), index))
+            for _ in range(_SIDE):
+                self.streams.append(_Stream(self.backend.new_stream(index), index))
+        self.values: list[_Value] = []
+        self.events: list[tuple[Any, dict[int, int]]] = []
+        self.copies: list[tuple[torch.Tensor, torch.Tensor, Stamp]] = []
+        self.kept: list[Any] = []  # what queued work may still read
+
+    # ------------------------------------------------------------------ the model
+
+    def stamp(self, number: int) -> Stamp:
+        """A new piece of work on a stream."""
+        clock = self.streams[number].clock
+        clock[number] = clock.get(number, 0) + 1
+        return number, clock[number]
+
+    def after(self, number: int, stamps: list[Stamp]) -> None:
+        """Order a stream after pieces of work: by an event that is there, or by a new one."""
+        stream = self.streams[number]
+        for other, piece in stamps:
+            if stream.clock.get(other, 0) >= piece:
+                continue
+            known = [e for e in self.events if e[1].get(other, 0) >= piece]
+            event, clock = known[0] if known else self.record(other)
+            self.backend.wait_event(stream.real, event)
+            for one, done in clock.items():
+                stream.clock[one] = max(stream.clock.get(one, 0), done)
+
+    def record(self, number: int) -> tuple[Any, dict[int, int]]:
+        """An event of a stream, with what is done before it."""
+        stream = self.streams[number]
+        self.events.append((self.backend.record_event(stream.real), dict(stream.clock)))
+        return self.events[-1]
+
+    # ------------------------------------------------------------------ the steps
+
+    def step(self, step: Step) -> None:
+        number = step.stream % len(self.streams)
+        if step.kind == "upload" or not self.values:
+            self.upload(number, step.value)
+        elif step.kind == "record":
+            for _ in range(_MANY):
+                self.record(number)
+        elif step.kind == "host waits":
+            self.host_waits(number)
+        else:
+            value = self.values[step.value % len(self.values)]
+            {
+                "kernel": self.kernel,
+                "in place": self.in_place,
+                "download": self.download,
+                "cross": self.cross,
+            }[step.kind](number, value)
+
+    def on(self, value: _Value, number: int) -> int:
+        """A stream of a value's device."""
+        mine = [n for n, stream in enumerate(self.streams) if stream.device == value.device]
+        return mine[number % len(mine)]
+
+    def upload(self, number: int, seed: int) -> None:
+        stream = self.streams[number]
+        host = torch.arange(float(_SIZE)) + seed
+        source = host.clone()
+        if self.subject.capabilities.pinned_memory and seed % 2:
+            source = self.backend.pin_memory(source)
+        self.kept.append(source)
+        with self.backend.use_stream(stream.real):
+            tensor = self.subject.put(source, stream.device, non_blocking=True)
+        self.values.append(_Value(tensor, host, stream.device, self.stamp(number)))
+
+    def kernel(self, number: int, value: _Value) -> None:
+        number = self.on(value, number)
+        self.after(number, [value.written])
+        with self.backend.use_stream(self.streams[number].real):
+            tensor = value.tensor + 1
+        stamp = self.stamp(number)
+        value.read.append(stamp)
+        self.values.append(_Value(tensor, value.expected + 1, value.device, stamp))
+
+    def in_place(self, number: int, value: _Value) -> None:
+        number = self.on(value, number)
+        self.after(number, [value.written, *value.read])
+        with self.backend.use_stream(self.streams[number].real):
+            value.tensor.mul_(2)
+        value.expected = value.expected * 2
+        value.written, value.read = self.stamp(number), []
+
+    def download(self, number: int, value: _Value) -> None:
+        number = self.on(value, number)
+        self.after(number, [value.written])
+        with self.backend.use_stream(self.streams[number].real):
+            copy = self.subject.fetch(value.tensor, non_blocking=True)
+        stamp = self.stamp(number)
+        value.read.append(stamp)
+        self.copies.append((copy, value.expected, stamp))
+
+    def cross(self, number: int, value: _Value) -> None:
+        target = number % len(self.streams)
+        stream = self.streams[target]
+        if stream.device == value.device:
+            self.kernel(number, value)
+            return
+        source = self.on(value, number)
+        # A copy between devices is ordered with the current streams of both.
+        self.after(source, [value.written])
+        with (
+            self.backend.use_stream(self.streams[source].real),
+            self.backend.use_stream(stream.real),
+        ):
+            tensor = self.subject.put(value.tensor, stream.device, non_blocking=True)
+        stamp = self.stamp(target)
+        value.read += [stamp, self.stamp(source)]
+        self.values.append(_Value(tensor, value.expected, stream.device, stamp))
+
+    def host_waits(self, number: int) -> None:
+        event, clock = self.record(number)
+        self.backend.synchronize_event(event)
+        for copy, expected, (stream, piece) in self.copies:
+            if clock.get(stream, 0) >= piece:
+                assert torch.equal(copy, expected), (
+                    "a copy to the host is not there after synchronize_event"
+                )
+
+    def finish(self) -> None:
+        for index in self.subject.indices:
+            self.backend.synchronize(index)
+        for copy, expected, _ in self.copies:
+            assert torch.equal(copy, expected), "a copy to the host holds other values"
+        for number, value in enumerate(self.values):
+            found = value.tensor.cpu()
+            assert torch.equal(found, value.expected), (
+                f"value {number} on device {value.device} is not what the promised order makes it"
+            )
+
+
+def run_program(subject: Subject, program: list[Step]) -> None:
+    """Run a program and compare all that it made.
+
+    Raises:
+        AssertionError: a value is not what the order makes it.
+    """
+    run = _Run(subject)
+    try:
+        for step in program:
+            if step.thread:
+                _in_thread(lambda step=step: run.step(step))  # type: ignore[misc]
+            else:
+                run.step(step)
+        run.finish()
+    finally:
+        with contextlib.suppress(Exception):
+            subject.synchronize_all()
+
+
+def _in_thread(work: Callable[[], None]) -> None:
+    errors: list[BaseException] = []
+
+    def body() -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - raised again in the calling thread
+            errors.append(error)
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]

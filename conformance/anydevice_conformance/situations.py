@@ -1,0 +1,231 @@
+"""In what situation a member is called: current device and stream, thread, gradient mode."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, Final, TypeVar
+
+import torch
+from hypothesis import strategies as st
+
+from anydevice_conformance.subject import Subject
+
+__all__ = ["MODES", "Situation", "State", "run_in", "situations", "state"]
+
+T = TypeVar("T")
+
+#: Gradient modes by name.
+MODES: Final[dict[str, Callable[[], Any]]] = {
+    "enable_grad": torch.enable_grad,
+    "no_grad": torch.no_grad,
+    "inference_mode": torch.inference_mode,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Situation:
+    """Where a member is called.
+
+    Attributes:
+        index: the device that it is called for.
+        current: the device that is the current one meanwhile.
+        side_stream: whether another stream than the default one is current on ``index``.
+        thread: whether it is called in a thread of its own.
+        mode: the gradient mode, a key of `MODES`.
+    """
+
+    index: int = 0
+    current: int = 0
+    side_stream: bool = False
+    thread: bool = False
+    mode: str = "enable_grad"
+
+    def __repr__(self) -> str:
+        words = [f"device {self.index}", f"current device {self.current}"]
+        if self.side_stream:
+            words.append("side stream")
+        if self.thread:
+            words.append("in a thread")
+        if self.mode != "enable_grad":
+            words.append(self.mode)
+        return f"<{', '.join(words)}>"
+
+
+def situations(subject: Subject) -> st.SearchStrategy[Situation]:
+    """Every situation that the backend can be in."""
+    indices = st.sampled_from(subject.indices)
+    settable = hasattr(subject.module, "set_device") and not subject.is_host
+    modes = [m for m in MODES if m != "inference_mode" or subject.infers]
+    return st.builds(
+        Situation,
+        indices,
+        indices if settable else st.just(0),
+        st.booleans() if subject.capabilities.streams else st.just(False),
+        st.sampled_from([False, False, False, True]),
+        st.sampled_from(modes),
+    )
+
+
+def run_in(subject: Subject, situation: Situation, work: Callable[[], T]) -> T:
+    """Do ``work`` in a situation, and put everything back."""
+    if not situation.thread:
+        return _run_here(subject, situation, work)
+    found: list[T] = []
+    errors: list[BaseException] = []
+
+    def body() -> None:
+        try:
+            found.append(_run_here(subject, situation, work))
+        except BaseException as error:  # noqa: BLE001 - raised again in the calling thread
+            errors.append(error)
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return found[0]
+
+
+def _run_here(subject: Subject, situation: Situation, work: Callable[[], T]) -> T:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_current(subject, situation.current))
+        if situation.side_stream:
+            stream = side_stream(subject, situation.index)
+            stack.enter_context(_on_stream(subject, stream, situation.current))
+        stack.enter_context(MODES[situation.mode]())
+        return work()
+
+
+def side_stream(subject: Subject, index: int) -> Any:
+    """A stream that is kept for situations; one for each device."""
+    kept: dict[int, Any] = subject.__dict__.setdefault("_side_streams", {})
+    if index not in kept:
+        kept[index] = subject.backend.new_stream(index)
+    return kept[index]
+
+
+@contextlib.contextmanager
+def _current(subject: Subject, index: int) -> Iterator[None]:
+    """Make a device the current one by the device's own module, and put the old one back."""
+    module = subject.module
+    set_device = getattr(module, "set_device", None)
+    if set_device is None or subject.is_host:
+        yield
+        return
+    before = current_device(subject)
+    set_device(index)
+    try:
+        yield
+    finally:
+        set_device(before if before is not None else index)
+
+
+@contextlib.contextmanager
+def _on_stream(subject: Subject, stream: Any, current: int) -> Iterator[None]:
+    """Make a stream the current one of its device, and leave the current device as it is."""
+    set_device = getattr(subject.module, "set_device", None)
+    with subject.backend.use_stream(stream):
+        if set_device is not None:
+            set_device(current)
+        yield
+
+
+def current_device(subject: Subject) -> int | None:
+    """The calling thread's current device; None where the device does not tell."""
+    function = getattr(subject.module, "current_device", None)
+    if function is None or subject.is_host:
+        return None
+    try:
+        return int(function())
+    except Exception:  # noqa: BLE001 - it does not tell
+        return None
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    """What a call must leave as it was."""
+
+    device: int | None
+    streams: tuple[Any, ...]
+    grad: bool
+    inference: bool
+    dtype: torch.dtype
+    default_device: torch.device
+    threads: int
+    generator: bytes
+    deterministic: bool
+
+    def differences(self, other: State) -> str:
+        """What is different, in words; empty when nothing is."""
+        words = {
+            "device": "the current device",
+            "streams": "the current streams",
+            "grad": "the gradient mode",
+            "inference": "inference mode",
+            "dtype": "the default dtype",
+            "default_device": "the default device",
+            "threads": "torch's number of threads",
+            "generator": "the state of the host's random generator",
+            "deterministic": "the choice of deterministic algorithms",
+        }
+        found = []
+        for name, word in words.items():
+            one, two = getattr(self, name), getattr(other, name)
+            if one != two:
+                shown = "" if name == "generator" else f": {one} became {two}"
+                found.append(f"{word} changed{shown}")
+        return "; ".join(found)
+
+
+def state(subject: Subject) -> State:
+    """The calling thread's state."""
+    streams: tuple[Any, ...] = ()
+    if subject.capabilities.streams:
+        streams = tuple(_stream_of(subject, index) for index in subject.indices)
+    return State(
+        current_device(subject),
+        streams,
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.get_default_dtype(),
+        torch.get_default_device(),
+        torch.get_num_threads(),
+        # The host's generator is the host's own device's.
+        b"" if subject.is_host else torch.default_generator.get_state().numpy().tobytes(),
+        torch.are_deterministic_algorithms_enabled(),
+    )
+
+
+def _stream_of(subject: Subject, index: int) -> Any:
+    """The current stream by the device's own word, where it has one: the backend's may be wrong."""
+    own = getattr(subject.module, "current_stream", None)
+    try:
+        return own(index) if own is not None else subject.backend.current_stream(index)
+    except Exception:  # noqa: BLE001 - ask the backend
+        return subject.backend.current_stream(index)
+
+
+@contextlib.contextmanager
+def restored(subject: Subject) -> Iterator[None]:
+    """Put back what a broken member may have changed, so that it misleads no other check."""
+    before = state(subject)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before.dtype)
+        torch.set_num_threads(before.threads)
+        torch.set_grad_enabled(before.grad)
+        if torch.get_default_device() != before.default_device:
+            torch.set_default_device(None)
+        set_device = getattr(subject.module, "set_device", None)
+        set_stream = getattr(subject.module, "set_stream", None)
+        if set_stream is not None and before.streams:
+            for stream in before.streams:
+                with contextlib.suppress(Exception):
+                    set_stream(stream)
+        if set_device is not None and before.device is not None:
+            set_device(before.device)

@@ -1,0 +1,144 @@
+"""STR: random programs over streams, and a host that nothing stops."""
+# ruff: noqa: N802 - a check's name carries its paragraph's id
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+
+from anydevice_conformance.laws import hold
+from anydevice_conformance.marks import needs
+from anydevice_conformance.programs import programs, run_program
+from anydevice_conformance.situations import (
+    Situation,
+    restored,
+    run_in,
+    side_stream,
+    situations,
+)
+from anydevice_conformance.subject import Subject
+from anydevice_conformance.work import still_running
+
+pytestmark = needs("streams")
+
+
+def test_STR_017_programs(subject: Subject) -> None:
+    """A program of copies, kernels, events and waits gives what the promised order makes of it.
+
+    Found: with more streams, devices, threads or events than two, a wait is lost or an event stands
+    for other work than it was recorded after.
+    Fix: give each event an object of its own; wait for the event that is given, on the stream that
+    is given, of whichever device.
+    """
+    hold(subject, programs(), lambda program: run_program(subject, program), examples=250)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Busy:
+    """A stream that is busy while something is done elsewhere."""
+
+    action: str
+    busy_device: int
+    situation: Situation
+
+    def __repr__(self) -> str:
+        where = f"device {self.busy_device} is busy on another stream"
+        return f"<{self.action} while {where}; {str(self.situation)[1:-1]}>"
+
+
+def test_STR_018_nothing_waits_for_others(subject: Subject) -> None:
+    """What is done on one stream never waits for another's work, in any situation.
+
+    Found: a move, an event, a stream or pinned memory stopped the host until other work was done.
+    Fix: wait for the stream or event in question, never for the device; make no call that the
+    driver orders with everything.
+    """
+    actions = _actions(subject)
+    examples = st.builds(
+        _Busy,
+        st.sampled_from(list(actions)),
+        st.sampled_from(subject.indices),
+        situations(subject),
+    )
+
+    def law(example: _Busy) -> None:
+        busy = _busy_stream(subject, example.busy_device)
+        action = actions[example.action](example.situation.index)
+
+        def act() -> None:
+            run_in(subject, example.situation, action)
+
+        with restored(subject):
+            running = still_running(subject, example.busy_device, busy, act)
+        assert running, f"{example.action} waited for work that it does not depend on"
+
+    hold(subject, examples, law, examples=60)
+
+
+def _busy_stream(subject: Subject, index: int) -> Any:
+    kept: dict[int, Any] = subject.__dict__.setdefault("_busy_streams", {})
+    if index not in kept:
+        kept[index] = subject.backend.new_stream(index)
+    return kept[index]
+
+
+def _actions(subject: Subject) -> dict[str, Callable[[int], Callable[[], object]]]:
+    """Name to a function of the index, which prepares the action."""
+    backend, host = subject.backend, torch.device("cpu")
+    values = torch.arange(500.0)
+
+    def resting(index: int) -> torch.Tensor:
+        there = values.to(subject.device(index))
+        there.cpu()
+        return there
+
+    def fetch(index: int) -> Callable[[], object]:
+        there = resting(index)
+        return lambda: backend.move(there, host)
+
+    def cross(index: int) -> Callable[[], object]:
+        there = resting(index)
+        other = subject.indices[(subject.indices.index(index) + 1) % len(subject.indices)]
+        return lambda: subject.put(there, other, non_blocking=True)
+
+    def put(index: int) -> Callable[[], object]:
+        source = backend.pin_memory(values) if subject.capabilities.pinned_memory else values
+        return lambda: subject.put(source, index, non_blocking=True)
+
+    def events(index: int) -> Callable[[], object]:
+        one, two = side_stream(subject, index), backend.new_stream(index)
+
+        def act() -> None:
+            event = backend.record_event(one)
+            backend.wait_event(two, event)
+            backend.synchronize_event(event)
+
+        return act
+
+    def streams(index: int) -> Callable[[], object]:
+        stream = side_stream(subject, index)
+
+        def act() -> None:
+            backend.new_stream(index)
+            backend.current_stream(index)
+            with backend.use_stream(stream):
+                pass
+
+        return act
+
+    found = {
+        "a move to the host": fetch,
+        "a non-blocking move to the device": put,
+        "a blocking move to the device": lambda index: lambda: subject.put(values, index),
+        "an event on an idle stream": events,
+        "a new stream": streams,
+    }
+    if len(subject.indices) > 1:
+        found["a non-blocking move between devices"] = cross
+    if subject.capabilities.pinned_memory:
+        found["pinning"] = lambda index: lambda: backend.pin_memory(values)
+    return found

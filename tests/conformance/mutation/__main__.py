@@ -1,0 +1,119 @@
+"""``python tests/conformance/mutation``: the share of broken backends that the suite finds."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import torch
+from mutants import gallery
+
+from mutation.rules import GROUPS_OF, chosen, made, member_of
+from mutation.warm import BIG_MACHINE, MACHINE, Outcome, Trial, checks_of, run_trials
+
+
+def main() -> int:
+    """Try mutants and print what became of them."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=200, help="mutants by rule (default 200)")
+    parser.add_argument("--seed", type=int, default=0, help="chooses among all (default 0)")
+    parser.add_argument("--only", default="", help="only mutants in whose names this stands")
+    parser.add_argument("--gallery", action="store_true", help="the gallery instead of the rules")
+    parser.add_argument("--small", action="store_true", help="without those that need 12 GiB")
+    parser.add_argument("--whole", action="store_true", help="all checks, not the likely groups")
+    parser.add_argument("--quick", action="store_true", help="as certify --quick")
+    parser.add_argument("--json", type=Path, help="write the outcomes here")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    outcomes = _gallery(args) if args.gallery else _rules(args)
+    if args.json:
+        args.json.write_text(json.dumps([_plain(o) for o in outcomes], indent=1))
+    killed = [o for o in outcomes if o.killed_by or o.flags]
+    print(f"{len(killed)} of {len(outcomes)} killed ({len(killed) / max(1, len(outcomes)):.1%})")
+    return 0
+
+
+def _rules(args: argparse.Namespace) -> list[Outcome]:
+    names = [n for n in chosen(args.count, args.seed) if args.only in n]
+    if args.only and not names:
+        names = [n for n in made() if args.only in n]
+    outcomes = run_trials(
+        [Trial(None, lambda name: 0, first=False, seconds=600)] * bool(args.whole)
+        + [Trial(n, _chooser(member_of(n), args.whole)) for n in names],
+        quick=args.quick,
+        tell=_line,
+    )
+    counts: dict[str, list[int]] = collections.defaultdict(lambda: [0, 0])
+    for outcome in outcomes:
+        if outcome.mutant is None:
+            assert not outcome.killed_by, f"a false alarm: {outcome.results('failed', 'error')}"
+            continue
+        counts[member_of(outcome.mutant)][0] += bool(outcome.killed_by)
+        counts[member_of(outcome.mutant)][1] += 1
+    for member, (killed, all_) in counts.items():
+        print(f"{member:24} {killed:3} of {all_:3}")
+    return [o for o in outcomes if o.mutant]
+
+
+#: These find most, so they come first.
+_LAWS = ("MOV_025", "MOV_026", "DEV_012", "DEV_013", "STR_017", "STR_018")
+
+
+def _chooser(member: str, whole: bool):
+    groups = GROUPS_OF[member]
+
+    def choose(check: str) -> int | None:
+        group = check[5:8]
+        if check[5:12] in _LAWS:
+            return -1
+        if group in groups:
+            return groups.index(group)
+        return len(groups) + (group == "INF") if whole else None
+
+    return choose
+
+
+def _gallery(args: argparse.Namespace) -> list[Outcome]:
+    outcomes = []
+    mutants = [m for m in gallery().values() if args.only in m.name and not m.crash]
+    mutants = [m for m in mutants if not (m.big and args.small)]
+    for base, big in sorted({(m.base, m.big) for m in mutants}):
+        mine = [m for m in mutants if (m.base, m.big) == (base, big)]
+        trials = [Trial(m.name, checks_of(m.paragraph)) for m in mine]
+        options = BIG_MACHINE if big else MACHINE
+        outcomes += run_trials(trials, base=base, options=options, tell=_line)
+    return outcomes
+
+
+def _line(outcome: Outcome) -> None:
+    if not outcome.killed_by and outcome.mutant:
+        end = "flagged" if outcome.flags else "SURVIVED"
+        print(f"{end} {outcome.mutant} ({outcome.seconds:.1f} s)", file=sys.stderr, flush=True)
+
+
+def _plain(outcome: Outcome) -> dict[str, object]:
+    return {
+        "mutant": outcome.mutant,
+        "killed_by": outcome.killed_by,
+        "flags": outcome.flags,
+        "seconds": round(outcome.seconds, 3),
+        "cpu": round(outcome.cpu, 3),
+        "failed": outcome.results("failed")[:3],
+        "errors": outcome.results("error"),
+        "statuses": [
+            r["status"]
+            for r in outcome.results(
+                "passed", "skipped", "not claimed", "no hardware", "failed", "error"
+            )
+        ],
+        "end": outcome.end,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
