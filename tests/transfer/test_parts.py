@@ -16,7 +16,7 @@ from anydevice.transfer import Engine, copy_batch, profile_transfers
 from anydevice.transfer.copy_plan import align, plan_copies
 from anydevice.transfer.staging import divide
 from anydevice.weights import iter_modules, iter_slots
-from anydevice_conformance.mutants import installed
+from mutants import installed
 
 # ---------------------------------------------------------------------- plans
 

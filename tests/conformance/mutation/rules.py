@@ -220,7 +220,9 @@ _ANSWERS: Final[dict[str, dict[str, Wrong]]] = {
         "it is what it was": _stale,
         "it is a tuple": _tuple,
         "the cache is not counted": _info(
-            lambda b, i, m: MemoryInfo(free=max(0, m.free - b._anydevice_cached_bytes(i)), total=m.total)
+            lambda b, i, m: MemoryInfo(
+                free=max(0, m.free - b._anydevice_cached_bytes(i)), total=m.total
+            )
         ),
     },
     "memory_allocated": {
