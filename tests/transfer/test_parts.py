@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from mutants import installed
 from tests.transfer.conftest import Offloaded, make_blocks, same
 from torch import nn
 
@@ -16,7 +17,6 @@ from anydevice.transfer import Engine, copy_batch, profile_transfers
 from anydevice.transfer.copy_plan import align, plan_copies
 from anydevice.transfer.staging import divide
 from anydevice.weights import iter_modules, iter_slots
-from mutants import installed
 
 # ---------------------------------------------------------------------- plans
 
