@@ -262,12 +262,12 @@ def _memory(subject: Subject) -> Iterator[Probe]:
 
     yield Probe("memory_info", info, backend.memory_info, may_decline=True)
     yield Probe("memory_allocated", allocated, backend.memory_allocated, may_decline=True)
-    yield Probe(
-        "peak_memory_allocated and reset_peak_memory",
-        peaks,
-        lambda index: (backend.reset_peak_memory(index), backend.peak_memory_allocated(index)),
-        may_decline=True,
-    )
+
+    def repeat(index: int) -> None:
+        backend.reset_peak_memory(index)
+        backend.peak_memory_allocated(index)
+
+    yield Probe("peak_memory_allocated and reset_peak_memory", peaks, repeat, may_decline=True)
     yield Probe("empty_cache", cache, backend.empty_cache)
 
 

@@ -153,6 +153,7 @@ def moves(subject: Subject, *, between: bool = False) -> st.SearchStrategy[Move]
     kinds = {dtype: tuple(_kinds(dtype, subject)) for dtype in subject.supported(*DTYPES)}
     layouts = list(LAYOUTS)
     pins = subject.capabilities.pinned_memory
+    routes: list[tuple[Place, Place]]
     if between:
         routes = [(a, b) for a in subject.indices for b in subject.indices if a != b]
     else:
@@ -167,7 +168,9 @@ def moves(subject: Subject, *, between: bool = False) -> st.SearchStrategy[Move]
         situation: Situation,
     ) -> Move:
         place = situation.index
-        source, target = route if between else tuple(p if p is None else place for p in route)
+        source, target = route
+        if not between:
+            source, target = (p if p is None else place for p in route)
         if LAYOUTS[layout](shape) is None:
             layout = "contiguous" if dice % 2 or len(shape) < 2 else "transposed"
         return Move(

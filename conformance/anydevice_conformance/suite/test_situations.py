@@ -75,7 +75,8 @@ def test_DEV_013_nothing_is_left(subject: Subject, index: int) -> None:
 
 def _quietly(probe: Probe, index: int) -> None:
     try:
-        probe.repeat(index)
+        if probe.repeat is not None:
+            probe.repeat(index)
     except Exception:  # noqa: BLE001 - what is left is the question here, not what is answered
         return
 

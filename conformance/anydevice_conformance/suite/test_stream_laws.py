@@ -130,7 +130,7 @@ def _actions(subject: Subject) -> dict[str, Callable[[int], Callable[[], object]
 
         return act
 
-    found = {
+    found: dict[str, Callable[[int], Callable[[], object]]] = {
         "a move to the host": fetch,
         "a non-blocking move to the device": put,
         "a blocking move to the device": lambda index: lambda: subject.put(values, index),
