@@ -1,0 +1,362 @@
+"""Every setting of a launch: its flag, its key in the configuration file, its variable, its values.
+
+One table, so that the flags, the file, the environment of the script, ``--dry-run`` and the
+questions of ``anydevice config`` cannot disagree. Names are those of Accelerate's launcher and of
+its configuration file, so scripts and files carry over.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from anydevice.launch.settings import Kind, Setting
+
+__all__ = ["BY_NAME", "SETTINGS"]
+
+_S = Setting
+_COMMON = (
+    _S(
+        "config_file",
+        "text",
+        "configuration file, YAML or JSON (see `anydevice config`)",
+        reads=("ANYDEVICE_CONFIG_FILE",),
+    ),
+    _S(
+        "num_processes",
+        "int",
+        "processes on all machines together; by default one for each device",
+        keys=("num_processes",),
+        reads=("WORLD_SIZE",),
+        least=1,
+    ),
+    _S(
+        "device_type",
+        "text",
+        "the type of device to train on, such as cpu; by default the machine's accelerator",
+        keys=("device_type",),
+        variable="ANYDEVICE_DEVICE_TYPE",
+    ),
+    _S(
+        "cpu",
+        "flag",
+        "train on the host, as --device_type cpu",
+        keys=("use_cpu",),
+        variable="ACCELERATE_USE_CPU",
+    ),
+    _S("multi_gpu", "flag", "train on this machine's accelerators"),
+    _S(
+        "mixed_precision",
+        "choice",
+        "compute in half precision",
+        keys=("mixed_precision",),
+        variable="ACCELERATE_MIXED_PRECISION",
+        choices=("no", "fp16", "bf16"),
+        default="no",
+    ),
+    _S(
+        "gradient_accumulation_steps",
+        "int",
+        "batches whose gradients are added before each step",
+        keys=("gradient_accumulation_steps", "deepspeed_config.gradient_accumulation_steps"),
+        variable="ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
+        least=1,
+    ),
+    _S(
+        "num_machines",
+        "int",
+        "machines that take part",
+        keys=("num_machines",),
+        reads=("SLURM_STEP_NUM_NODES",),
+        least=1,
+        default=1,
+    ),
+    _S(
+        "machine_rank",
+        "int",
+        "the number of this machine, from 0",
+        keys=("machine_rank",),
+        reads=("NODE_RANK", "SLURM_NODEID"),
+        least=0,
+        default=0,
+    ),
+    _S(
+        "main_process_ip",
+        "text",
+        "address of machine 0",
+        keys=("main_process_ip",),
+        reads=("MASTER_ADDR",),
+    ),
+    _S(
+        "main_process_port",
+        "int",
+        "port of machine 0; 0 takes any that is free",
+        keys=("main_process_port",),
+        reads=("MASTER_PORT",),
+        least=0,
+        most=65535,
+    ),
+    _S("use_fsdp", "flag", "shard the model over the processes", variable="ACCELERATE_USE_FSDP"),
+    _S(
+        "use_deepspeed",
+        "flag",
+        "train with DeepSpeed (an optional package)",
+        variable="ACCELERATE_USE_DEEPSPEED",
+    ),
+    _S("module", "flag", "the script is a module's name, as for python -m", short="-m"),
+    _S("no_python", "flag", "the script is a program of its own, not run by Python"),
+    _S("dry_run", "flag", "print the command, the environment and where each value is from"),
+    _S("quiet", "flag", "print no summary when the script fails", short="-q"),
+    _S(
+        "debug",
+        "flag",
+        "check collective calls; show the launcher's own log and every traceback",
+        keys=("debug",),
+        variable="ACCELERATE_DEBUG_MODE",
+    ),
+)
+_RUN = (
+    _S(
+        "gpu_ids",
+        "text",
+        "the devices of this machine to use, such as 0,2; or all",
+        "processes",
+        keys=("gpu_ids",),
+    ),
+    _S(
+        "num_cpu_threads_per_process",
+        "int",
+        "threads of each process; by default the cores divided by the processes",
+        "processes",
+        keys=("num_cpu_threads_per_process", "mpirun_config.num_cpu_threads_per_process"),
+        variable="OMP_NUM_THREADS",
+        least=1,
+    ),
+    _S(
+        "enable_cpu_affinity",
+        "flag",
+        "keep each process on the cores near its device",
+        "processes",
+        keys=("enable_cpu_affinity",),
+        variable="ACCELERATE_CPU_AFFINITY",
+    ),
+    _S(
+        "rdzv_backend",
+        "text",
+        "how machines find each other: static, or c10d for restarts and joining",
+        "processes",
+        keys=("rdzv_backend",),
+        default="static",
+    ),
+    _S("rdzv_conf", "text", "more for the rendezvous: key=value,...", "processes"),
+    _S("rdzv_id", "text", "the job's name for the rendezvous", "processes", reads=("SLURM_JOB_ID",)),
+    _S(
+        "max_restarts",
+        "int",
+        "start all processes anew so many times after a failure",
+        "processes",
+        keys=("max_restarts",),
+        least=0,
+        default=0,
+    ),
+    _S(
+        "monitor_interval",
+        "float",
+        "seconds between looks at the processes",
+        "processes",
+        keys=("monitor_interval",),
+        least=0.0,
+        default=0.1,
+    ),
+    _S("role", "text", "a name for the processes, in the launcher's log", "processes"),
+    _S("tee", "text", "write output to files and the terminal: 1 out, 2 err, 3 both", "processes", short="-t"),
+    _S("log_dir", "text", "the folder of those files", "processes", keys=("log_dir",)),
+    _S("same_network", "flag", "accepted and not needed", "processes", keys=("same_network",)),
+    _S(
+        "main_training_function",
+        "text",
+        "accepted and not needed: the script is run as it stands",
+        "processes",
+        keys=("main_training_function",),
+    ),
+    _S(
+        "gradient_clipping",
+        "float",
+        "the largest norm of the gradient",
+        "deepspeed",
+        keys=("gradient_clipping", "deepspeed_config.gradient_clipping"),
+        variable="ACCELERATE_GRADIENT_CLIPPING",
+        least=0.0,
+    ),
+)
+_DYNAMO_BACKENDS = (
+    "no", "eager", "aot_eager", "inductor", "aot_ts_nvfuser", "nvprims_nvfuser", "cudagraphs",
+    "ofi", "fx2trt", "onnxrt", "tensorrt", "aot_torchxla_trace_once", "torchxla_trace_once", "tvm",
+)  # fmt: skip
+_DYNAMO = (
+    _S(
+        "dynamo_backend",
+        "choice",
+        "compile the model with torch.compile and this backend",
+        "torch.compile",
+        keys=("dynamo_config.dynamo_backend", "dynamo_backend"),
+        variable="ACCELERATE_DYNAMO_BACKEND",
+        choices=tuple(name.upper() for name in _DYNAMO_BACKENDS),
+    ),
+    _S(
+        "dynamo_mode",
+        "choice",
+        "how long it may compile for speed",
+        "torch.compile",
+        keys=("dynamo_config.dynamo_mode",),
+        variable="ACCELERATE_DYNAMO_MODE",
+        choices=("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
+    ),
+    *(
+        _S(
+            f"dynamo_use_{name}",
+            "flag",
+            text,
+            "torch.compile",
+            keys=(f"dynamo_config.dynamo_use_{name}",),
+            variable=f"ACCELERATE_DYNAMO_USE_{name.upper()}",
+        )
+        for name, text in (
+            ("fullgraph", "refuse a model that breaks into several graphs"),
+            ("dynamic", "compile for any shape"),
+            ("regional_compilation", "compile repeated blocks once"),
+        )
+    ),
+)
+
+
+def _fsdp(
+    name: str, kind: Kind, text: str, *, variable: str = "", choices: tuple[str, ...] = ()
+) -> Setting:
+    return Setting(
+        f"fsdp_{name}",
+        kind,
+        text,
+        "fsdp",
+        keys=(f"fsdp_config.fsdp_{name}", f"fsdp_config.{name}"),
+        variable=variable or f"FSDP_{name.upper()}",
+        choices=choices,
+        least=0 if kind == "int" else None,
+        needs="use_fsdp",
+    )
+
+
+_FSDP = (
+    _fsdp("version", "choice", "of FSDP; version 2 is what is used", choices=("1", "2")),
+    _fsdp("offload_params", "bool", "keep parameters and gradients in host memory"),
+    _fsdp("reshard_after_forward", "text", "free gathered weights after forward: true or false"),
+    _fsdp(
+        "auto_wrap_policy",
+        "choice",
+        "which modules are sharded on their own",
+        choices=("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP"),
+    ),
+    _fsdp(
+        "transformer_layer_cls_to_wrap",
+        "text",
+        "class names of those modules, with commas",
+        variable="FSDP_TRANSFORMER_CLS_TO_WRAP",
+    ),
+    _fsdp("min_num_params", "int", "least parameters of such a module, by size"),
+    _fsdp(
+        "state_dict_type",
+        "choice",
+        "how checkpoints are saved",
+        choices=("FULL_STATE_DICT", "SHARDED_STATE_DICT", "LOCAL_STATE_DICT"),
+    ),
+    _fsdp("cpu_ram_efficient_loading", "bool", "the first process alone reads the checkpoint"),
+    _fsdp("sync_module_states", "bool", "send the weights of rank 0 to all at the start"),
+    _fsdp("activation_checkpointing", "bool", "compute activations again in backward"),
+    _fsdp("activation_checkpointing_offload", "bool", "keep their inputs in host memory"),
+    _fsdp(
+        "sharding_strategy",
+        "choice",
+        "of FSDP 1",
+        choices=(
+            "FULL_SHARD",
+            "SHARD_GRAD_OP",
+            "NO_SHARD",
+            "HYBRID_SHARD",
+            "HYBRID_SHARD_ZERO2",
+            *"12345",
+        ),
+    ),
+    _fsdp(
+        "backward_prefetch",
+        "choice",
+        "of FSDP 1",
+        choices=("BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"),
+    ),
+    _fsdp("forward_prefetch", "bool", "gather the next weights during forward"),
+    _fsdp("use_orig_params", "bool", "of FSDP 1"),
+)
+
+
+def _deepspeed(name: str, kind: Kind, text: str, suffix: str) -> Setting:
+    return Setting(
+        name,
+        kind,
+        text,
+        "deepspeed",
+        keys=(f"deepspeed_config.{name}",),
+        variable=f"ACCELERATE_DEEPSPEED_{suffix}",
+        least=0 if kind == "int" else None,
+        needs="use_deepspeed",
+    )
+
+
+_DEEPSPEED = (
+    _deepspeed("deepspeed_config_file", "text", "DeepSpeed's own JSON file", "CONFIG_FILE"),
+    _deepspeed("zero_stage", "int", "stage of ZeRO, 0 to 3", "ZERO_STAGE"),
+    _deepspeed("offload_optimizer_device", "text", "none, cpu or nvme", "OFFLOAD_OPTIMIZER_DEVICE"),
+    _deepspeed("offload_param_device", "text", "none, cpu or nvme", "OFFLOAD_PARAM_DEVICE"),
+    _deepspeed("offload_optimizer_nvme_path", "text", "a folder", "OFFLOAD_OPTIMIZER_NVME_PATH"),
+    _deepspeed("offload_param_nvme_path", "text", "a folder", "OFFLOAD_PARAM_NVME_PATH"),
+    _deepspeed("zero3_init_flag", "bool", "build the model sharded", "ZERO3_INIT"),
+    _deepspeed(
+        "zero3_save_16bit_model", "bool", "save gathered 16-bit weights", "ZERO3_SAVE_16BIT_MODEL"
+    ),
+    _deepspeed("deepspeed_moe_layer_cls_names", "text", "with commas", "MOE_LAYER_CLS_NAMES"),
+)
+_PARALLELISM = (
+    _S(
+        "use_parallelism_config",
+        "flag",
+        "divide the processes by the sizes below",
+        "parallelism",
+        variable="ACCELERATE_USE_PARALLELISM_CONFIG",
+    ),
+    *(
+        _S(
+            f"parallelism_config_{name}",
+            kind,
+            text,
+            "parallelism",
+            keys=(f"parallelism_config.parallelism_config_{name}", f"parallelism_config.{name}"),
+            variable=f"PARALLELISM_CONFIG_{name.upper()}",
+            least=1 if kind == "int" else None,
+            needs="use_parallelism_config",
+        )
+        for name, kind, text in (
+            ("dp_replicate_size", "int", "copies of the model"),
+            ("dp_shard_size", "int", "processes that shard one copy"),
+            ("tp_size", "int", "processes of tensor parallelism"),
+            ("cp_size", "int", "processes of context parallelism"),
+            ("cp_backend", "text", "of context parallelism"),
+            ("cp_comm_strategy", "text", "allgather or alltoall"),
+            ("sp_size", "int", "processes of sequence parallelism"),
+            ("sp_backend", "text", "of sequence parallelism"),
+            ("sp_seq_length", "int", "length of all sequences"),
+            ("sp_seq_length_is_variable", "bool", "lengths differ between batches"),
+            ("sp_attn_implementation", "text", "of attention"),
+        )
+    ),
+)
+
+#: All settings, in the order of ``--help``.
+SETTINGS: Final = (*_COMMON, *_RUN, *_DYNAMO, *_FSDP, *_DEEPSPEED, *_PARALLELISM)
+BY_NAME: Final = {setting.name: setting for setting in SETTINGS}
