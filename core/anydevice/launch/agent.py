@@ -63,7 +63,8 @@ def _report(failures: Mapping[int, Any]) -> int:
             how = f"was ended by signal {-code} ({_signal_name(-code)})"
             if -code == signal.SIGKILL:
                 how += ", as the system does when memory runs out"
-        others = f"; {len(failures) - 1} more failed" if len(failures) > 1 else ""
+        more = sum(f.exitcode != -signal.SIGTERM for f in failures.values()) - 1
+        others = f"; {more} more failed" if more > 0 else ""
         print(
             f"anydevice launch: rank {rank} (local rank {failure.local_rank}, pid {failure.pid}) "
             f"{how}{others}.",

@@ -108,8 +108,6 @@ def help_text(*, all_groups: bool = False) -> str:
         parts.append("options:" if group == "common" else f"{group}:")
         parts += _lines(s for s in SETTINGS if s.group == group)
         parts.append("")
-    if not all_groups:
-        parts.append("--help-all shows the options of FSDP, DeepSpeed, torch.compile and others.")
     return "\n".join(parts).rstrip()
 
 

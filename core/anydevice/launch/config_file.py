@@ -106,8 +106,9 @@ def read_config(path: Path) -> ConfigFile:
             used.add(key)
             if flat[key] is None or flat[key] == "" or setting.name in values:
                 continue
-            values[setting.name] = setting.read(_text(flat[key]), f"{path}: {key}")
-            origins[setting.name] = key
+            value = setting.read(flat[key], f"{path}: {key}")
+            if setting.kind != "flag" or value:  # a flag that is off says nothing
+                values[setting.name], origins[setting.name] = value, key
     _read_old(flat, values, origins, used, path)
     _read_type(flat.get("distributed_type"), values, origins, path)
     left = sorted(
@@ -138,11 +139,6 @@ def _flatten(data: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _text(value: Any) -> Any:
-    # YAML 1.1 reads a bare no as False: mixed_precision: no.
-    return "no" if value is False else value
-
-
 def _read_old(
     flat: Mapping[str, Any],
     values: dict[str, Any],
@@ -162,7 +158,7 @@ def _read_old(
 
 def _read_type(kind: Any, values: dict[str, Any], origins: dict[str, str], path: Path) -> None:
     """``distributed_type``: FSDP, DEEPSPEED, NO, or MULTI_ and a type of device."""
-    word = str(_text(kind) or "NO").upper()
+    word = str(kind or "NO").upper()  # YAML 1.1 reads a bare no as False
     if word in _PARADIGMS:
         values[_PARADIGMS[word]], origins[_PARADIGMS[word]] = True, "distributed_type"
     elif word == "MULTI_CPU":
@@ -178,8 +174,6 @@ def _read_type(kind: Any, values: dict[str, Any], origins: dict[str, str], path:
             f"{path}: distributed_type {word} is not supported; write the file anew with "
             "`anydevice config`"
         )
-    if values.get("cpu") is False:  # says no more than the default
-        del values["cpu"], origins["cpu"]
 
 
 def _is_nothing(key: str, value: Any) -> bool:
@@ -211,7 +205,8 @@ def write_config(values: Mapping[str, Any], path: Path) -> Path:
             continue
         section, dot, key = setting.keys[0].rpartition(".")
         target = data.setdefault(section, {}) if dot else data
-        target[key] = setting.read(value, name)
+        checked = setting.read(value, name)
+        target[key] = yaml.safe_load(checked) if _is_plain(checked) else checked
     data["distributed_type"] = _type_of(values)
     text = yaml.safe_dump(data, sort_keys=True)
     try:
@@ -220,6 +215,11 @@ def write_config(values: Mapping[str, Any], path: Path) -> Path:
     except OSError as error:
         raise OptionError(f"{path} cannot be written: {error}") from error
     return path
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a text is a number, true or false, which files write without quotes."""
+    return isinstance(value, str) and (value.isdecimal() or value in ("true", "false"))
 
 
 def _type_of(values: Mapping[str, Any]) -> str:

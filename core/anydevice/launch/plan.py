@@ -24,6 +24,7 @@ from anydevice.launch.table import SETTINGS
 __all__ = ["LaunchPlan", "make_plan"]
 
 _HOST: Final = "cpu"
+_ABOUT_OUTPUT: Final = frozenset({"dry_run", "json"})
 _LOOPBACK: Final = "127.0.0.1"
 _DEFAULT_PORT: Final = 29500
 
@@ -78,12 +79,14 @@ class LaunchPlan:
         """What ``--dry-run`` prints."""
         rows = ["command:", f"  {shlex.join(self.command())}", "the same without the report:"]
         rows += [f"  {shlex.join(self.equivalent())}", "environment:"]
-        rows += [f"  {k}={shlex.quote(v)}  ({self.reasons[k]})" for k, v in self.environment.items()]
+        rows += [
+            f"  {k}={shlex.quote(v)}  ({self.reasons[k]})" for k, v in self.environment.items()
+        ]
         rows.append("settings:")
         rows += [
             f"  {name} = {value}  ({self.settings.origins[name]})"
             for name, value in self.settings.values.items()
-            if name != "dry_run"
+            if name not in _ABOUT_OUTPUT
         ]
         if self.settings.config is not None and self.settings.config.left_aside:
             rows.append(f"left aside in {self.settings.config.path}:")
@@ -101,7 +104,7 @@ class LaunchPlan:
             "settings": {
                 k: {"value": v, "from": self.settings.origins[k]}
                 for k, v in self.settings.values.items()
-                if k != "dry_run"
+                if k not in _ABOUT_OUTPUT
             },
             "left_aside": self.settings.config.left_aside if self.settings.config else [],
             "device_type": self.device_type,
@@ -289,7 +292,7 @@ def _check_port(settings: Resolved, port: int) -> None:
 def _environment(
     settings: Resolved, kind: str, backend: DeviceBackend, processes: int
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Variables of the script, and where each value came from. Our own environment is not touched."""
+    """Variables of the script, and where each came from. Our own environment is not touched."""
     found: dict[str, str] = {}
     reasons: dict[str, str] = {}
 
@@ -301,11 +304,15 @@ def _environment(
         if name not in os.environ:
             add(name, str(value), f"backend of {kind}")
     origin = settings.origins.get("device_type") or settings.origins.get("cpu")
-    add("ANYDEVICE_DEVICE_TYPE", kind, origin or "default: the machine's first type of device")
+    add("ACCELERATE_TORCH_DEVICE", kind, origin or "default: the machine's first type of device")
     for setting in SETTINGS:
         value = settings.get(setting.name)
         if setting.variable and value is not None and setting.name != "device_type":
             add(setting.variable, setting.render(value), settings.origins[setting.name])
+    for name in list(found):
+        own = name.replace("ACCELERATE_", "ANYDEVICE_", 1)
+        if own != name and own in os.environ:  # it would be read first
+            add(own, found[name], reasons[name])
     if "OMP_NUM_THREADS" not in found:
         threads = max(1, (_cores() or 1) // processes)
         add("OMP_NUM_THREADS", str(threads), f"default: cores divided by {processes} processes")

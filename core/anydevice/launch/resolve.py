@@ -80,7 +80,8 @@ def _find(
 ) -> tuple[Any, str] | None:
     if setting.name in flags:
         return flags[setting.name], "flag"
-    for variable in (setting.variable, *setting.reads):
+    own = setting.variable.replace("ACCELERATE_", "ANYDEVICE_", 1)
+    for variable in dict.fromkeys((own, setting.variable, *setting.reads)):
         text = environment.get(variable, "") if variable else ""
         if text and _applies(variable, environment):
             return setting.read(text, variable), f"environment {variable}"

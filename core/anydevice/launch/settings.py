@@ -74,7 +74,8 @@ class Setting:
             return read_bool(value, where)
         if self.kind in ("int", "float"):
             return self._number(value, where)
-        text = str(value)
+        # YAML 1.1 reads a bare no as False: `mixed_precision: no`.
+        text = "no" if value is False and self._has_no() else self.render(value)
         if not self.choices:
             return text
         for choice in self.choices:
@@ -84,6 +85,9 @@ class Setting:
             f"{where}: {text!r} is not one of {', '.join(self.choices)}"
             f"{did_you_mean(text, self.choices)}"
         )
+
+    def _has_no(self) -> bool:
+        return any(choice.lower() == "no" for choice in self.choices)
 
     def _number(self, value: Any, where: str) -> int | float:
         convert: Callable[[Any], int | float] = int if self.kind == "int" else float

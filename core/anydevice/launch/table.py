@@ -34,7 +34,7 @@ _COMMON = (
         "text",
         "the type of device to train on, such as cpu; by default the machine's accelerator",
         keys=("device_type",),
-        variable="ANYDEVICE_DEVICE_TYPE",
+        variable="ACCELERATE_TORCH_DEVICE",
     ),
     _S(
         "cpu",
@@ -105,6 +105,9 @@ _COMMON = (
     _S("module", "flag", "the script is a module's name, as for python -m", short="-m"),
     _S("no_python", "flag", "the script is a program of its own, not run by Python"),
     _S("dry_run", "flag", "print the command, the environment and where each value is from"),
+    _S("json", "flag", "with --dry-run: print JSON"),
+    _S("help", "flag", "show this text", short="-h"),
+    _S("help_all", "flag", "show the options of FSDP, DeepSpeed, torch.compile and others, too"),
     _S("quiet", "flag", "print no summary when the script fails", short="-q"),
     _S(
         "debug",
@@ -148,7 +151,9 @@ _RUN = (
         default="static",
     ),
     _S("rdzv_conf", "text", "more for the rendezvous: key=value,...", "processes"),
-    _S("rdzv_id", "text", "the job's name for the rendezvous", "processes", reads=("SLURM_JOB_ID",)),
+    _S(
+        "rdzv_id", "text", "the job's name for the rendezvous", "processes", reads=("SLURM_JOB_ID",)
+    ),
     _S(
         "max_restarts",
         "int",
@@ -168,7 +173,13 @@ _RUN = (
         default=0.1,
     ),
     _S("role", "text", "a name for the processes, in the launcher's log", "processes"),
-    _S("tee", "text", "write output to files and the terminal: 1 out, 2 err, 3 both", "processes", short="-t"),
+    _S(
+        "tee",
+        "text",
+        "write output to files and the terminal: 1 out, 2 err, 3 both",
+        "processes",
+        short="-t",
+    ),
     _S("log_dir", "text", "the folder of those files", "processes", keys=("log_dir",)),
     _S("same_network", "flag", "accepted and not needed", "processes", keys=("same_network",)),
     _S(

@@ -7,7 +7,6 @@ which as a rule fail because of it, are silent. (``--debug`` shows all.) It impo
 from __future__ import annotations
 
 import builtins
-import contextlib
 import importlib.machinery
 import os
 import runpy
@@ -41,7 +40,7 @@ def main(words: list[str]) -> None:
             _is_first(stopped.code if isinstance(stopped.code, int) else 1)
         raise
     except KeyboardInterrupt:
-        _exit(130)
+        sys.exit(130)
     except BaseException as error:  # noqa: BLE001 - whatever the script raises ends it
         if _is_first(1) or _shows_all():
             error.__traceback__ = _of_the_script(error.__traceback__)
@@ -51,9 +50,9 @@ def main(words: list[str]) -> None:
 
 def _run_file(target: str) -> None:
     """Execute a file in a new ``__main__``, with the folder of the file first on the path."""
-    path = os.path.abspath(target)  # noqa: PTH100 - a link keeps its name, as with python itself
+    path = os.path.abspath(target)
     if not sys.flags.safe_path if hasattr(sys.flags, "safe_path") else True:
-        sys.path[0] = os.path.dirname(os.path.realpath(path))  # noqa: PTH120
+        sys.path[0] = os.path.dirname(os.path.realpath(path))
     module = types.ModuleType("__main__")
     module.__dict__.update(
         __file__=target,
@@ -64,7 +63,7 @@ def _run_file(target: str) -> None:
     code = compile(Path(path).read_bytes(), target, "exec", dont_inherit=True)
     # What the script leaves behind (threads, exit handlers) needs the module after this returns.
     sys.modules["__main__"] = module
-    exec(code, module.__dict__)  # noqa: S102
+    exec(code, module.__dict__)
 
 
 def _of_the_script(trace: types.TracebackType | None) -> types.TracebackType | None:
@@ -80,7 +79,7 @@ def _of_the_script(trace: types.TracebackType | None) -> types.TracebackType | N
 
 
 def _is_first(code: int) -> bool:
-    """Note that this process fails; whether it is the first of this machine, or may be restarted."""
+    """Note that this process fails; return whether it is the first of this machine and round."""
     folder = os.environ.get(REPORT_FOLDER)
     if not folder:
         return True
@@ -98,12 +97,6 @@ def _is_first(code: int) -> bool:
 
 def _shows_all() -> bool:
     return os.environ.get("ACCELERATE_DEBUG_MODE", "").lower() in ("1", "true", "yes")
-
-
-def _exit(code: int) -> None:
-    with contextlib.suppress(Exception):
-        sys.stdout.flush()
-    os._exit(code) if code == 130 and not sys.stdout else sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from anydevice.hooks import (
     align_module_device,
     has_offloaded_params,
 )
+from anydevice.launch.questions import write_basic_config
 from anydevice.loading import load_checkpoint_in_model, load_state_dict
 from anydevice.modules import (
     extract_model_from_parallel,
@@ -64,4 +65,5 @@ __all__ = [
     "send_to_device",
     "set_module_tensor_to_device",
     "undispatch",
+    "write_basic_config",
 ]
