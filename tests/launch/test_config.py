@@ -1,5 +1,6 @@
 """The configuration file: written, asked for, read in each version of Accelerate's."""
 
+import io
 import json
 import os
 import pty

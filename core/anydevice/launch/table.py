@@ -333,6 +333,19 @@ _DEEPSPEED = (
     ),
     _deepspeed("deepspeed_moe_layer_cls_names", "text", "with commas", "MOE_LAYER_CLS_NAMES"),
 )
+_SIZES: Final[tuple[tuple[str, Kind, str], ...]] = (
+    ("dp_replicate_size", "int", "copies of the model"),
+    ("dp_shard_size", "int", "processes that shard one copy"),
+    ("tp_size", "int", "processes of tensor parallelism"),
+    ("cp_size", "int", "processes of context parallelism"),
+    ("cp_backend", "text", "of context parallelism"),
+    ("cp_comm_strategy", "text", "allgather or alltoall"),
+    ("sp_size", "int", "processes of sequence parallelism"),
+    ("sp_backend", "text", "of sequence parallelism"),
+    ("sp_seq_length", "int", "length of all sequences"),
+    ("sp_seq_length_is_variable", "bool", "lengths differ between batches"),
+    ("sp_attn_implementation", "text", "of attention"),
+)
 _PARALLELISM = (
     _S(
         "use_parallelism_config",
@@ -352,19 +365,7 @@ _PARALLELISM = (
             least=1 if kind == "int" else None,
             needs="use_parallelism_config",
         )
-        for name, kind, text in (
-            ("dp_replicate_size", "int", "copies of the model"),
-            ("dp_shard_size", "int", "processes that shard one copy"),
-            ("tp_size", "int", "processes of tensor parallelism"),
-            ("cp_size", "int", "processes of context parallelism"),
-            ("cp_backend", "text", "of context parallelism"),
-            ("cp_comm_strategy", "text", "allgather or alltoall"),
-            ("sp_size", "int", "processes of sequence parallelism"),
-            ("sp_backend", "text", "of sequence parallelism"),
-            ("sp_seq_length", "int", "length of all sequences"),
-            ("sp_seq_length_is_variable", "bool", "lengths differ between batches"),
-            ("sp_attn_implementation", "text", "of attention"),
-        )
+        for name, kind, text in _SIZES
     ),
 )
 
