@@ -161,7 +161,7 @@ def test_a_file_that_cannot_be_used_is_named_with_its_key(tmp_path, text, messag
 
 
 def test_without_a_terminal_the_file_is_written_at_once(home, capsys, monkeypatch, sim):
-    monkeypatch.setattr("sys.stdin", open(os.devnull))  # noqa: SIM115
+    monkeypatch.setattr("sys.stdin", io.StringIO())
     assert cli.main(["config"]) == 0
     path = home / "anydevice" / "default_config.yaml"
     assert str(path) in capsys.readouterr().out
