@@ -1,0 +1,25 @@
+"""Engines: how models and optimizers become those of several processes. See `Engine`."""
+
+from anydevice.engines.base import Engine, Setup, clip_grad_norm
+from anydevice.engines.ddp_options import DistributedDataParallelKwargs
+from anydevice.engines.finding import ENGINE_GROUP, find_engine, list_engines
+from anydevice.engines.fsdp_options import FullyShardedDataParallelPlugin
+from anydevice.engines.meshes import ParallelismConfig, TorchTensorParallelConfig
+from anydevice.engines.precise import Autocast, MixedPrecision
+from anydevice.engines.wrapping import units_of
+
+__all__ = [
+    "ENGINE_GROUP",
+    "Autocast",
+    "DistributedDataParallelKwargs",
+    "Engine",
+    "FullyShardedDataParallelPlugin",
+    "MixedPrecision",
+    "ParallelismConfig",
+    "Setup",
+    "TorchTensorParallelConfig",
+    "clip_grad_norm",
+    "find_engine",
+    "list_engines",
+    "units_of",
+]

@@ -1,0 +1,184 @@
+"""Processes in a mesh: which of them replicate, shard data, or divide a model's tensors."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from anydevice.errors import OptionError
+
+__all__ = ["ParallelismConfig", "TorchTensorParallelConfig", "mesh_of"]
+
+_SIZES: Final = {
+    "dp_replicate": "dp_replicate_size",
+    "dp_shard": "dp_shard_size",
+    "tp": "tp_size",
+}
+
+
+@dataclass
+class TorchTensorParallelConfig:
+    """Choices for tensor parallelism.
+
+    Args:
+        enable_async_tp: not there.
+
+    Raises:
+        OptionError: ``enable_async_tp``.
+    """
+
+    enable_async_tp: bool = False
+
+    def __post_init__(self) -> None:
+        if self.enable_async_tp:
+            raise OptionError("enable_async_tp=True is not there: leave it out")
+
+
+@dataclass
+class ParallelismConfig:
+    """How the processes divide the work, as the sizes of a mesh; their product is their number.
+
+    Args:
+        dp_replicate_size: groups that each hold all weights, and average gradients.
+        dp_shard_size: processes over which weights are sharded (`fully_shard`).
+        tp_size: processes that compute each layer together, by the model's own plan.
+        cp_size, cp_backend, cp_handler: context parallelism, which is not there.
+        sp_size, sp_backend, sp_handler: sequence parallelism, which is DeepSpeed's own.
+        tp_handler: choices for tensor parallelism.
+
+    Raises:
+        OptionError: a size below one, or a kind of parallelism that is not there.
+
+    Example:
+        >>> ParallelismConfig(dp_shard_size=2, tp_size=2).total_size
+        4
+    """
+
+    dp_replicate_size: int | None = None
+    dp_shard_size: int | None = None
+    tp_size: int | None = None
+    cp_size: int | None = None
+    cp_backend: str | None = None
+    sp_size: int | None = None
+    sp_backend: str | None = None
+    tp_handler: TorchTensorParallelConfig | None = None
+    cp_handler: Any = None
+    sp_handler: Any = None
+
+    def __post_init__(self) -> None:
+        for field in ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size"):
+            size = getattr(self, field)
+            if size is None:
+                size = int(os.environ.get(f"PARALLELISM_CONFIG_{field.upper()}", "1"))
+                setattr(self, field, size)
+            if not isinstance(size, int) or size < 1:
+                raise OptionError(f"{field}={size!r}: give a number of processes, from 1")
+        for kind, instead in (
+            ("cp", "use tp_size or dp_shard_size"),
+            ("sp", "it is DeepSpeed's own: use a DeepSpeedPlugin"),
+        ):
+            given = [
+                name
+                for name in (f"{kind}_size", f"{kind}_backend", f"{kind}_handler")
+                if getattr(self, name) not in (None, 1)
+            ]
+            if given:
+                raise OptionError(
+                    f"ParallelismConfig({given[0]}={getattr(self, given[0])!r}) is not there: "
+                    f"{instead}"
+                )
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{field}={getattr(self, field)}" for field in _SIZES.values())
+        return f"ParallelismConfig({sizes})"
+
+    @property
+    def total_size(self) -> int:
+        """How many processes that takes."""
+        size = 1
+        for field in _SIZES.values():
+            size *= getattr(self, field)
+        return size
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Among how many groups of processes the data is divided."""
+        return (self.dp_replicate_size or 1) * (self.dp_shard_size or 1)
+
+    @property
+    def non_data_parallel_size(self) -> int:
+        """How many processes work on one batch together."""
+        return self.tp_size or 1
+
+    @property
+    def tp_enabled(self) -> bool:
+        """Whether layers are divided."""
+        return (self.tp_size or 1) > 1
+
+    @property
+    def dp_replicate_enabled(self) -> bool:
+        """Whether weights are replicated."""
+        return (self.dp_replicate_size or 1) > 1
+
+    @property
+    def dp_shard_enabled(self) -> bool:
+        """Whether weights are sharded."""
+        return (self.dp_shard_size or 1) > 1
+
+    @property
+    def active_mesh_dims(self) -> list[str]:
+        """Names of the mesh's dimensions that are larger than one."""
+        return [name for name, field in _SIZES.items() if getattr(self, field) > 1]
+
+    def build_device_mesh(self, device_type: str) -> Any:
+        """The mesh of all processes; None where no dimension is larger than one.
+
+        Raises:
+            OptionError: there are more processes, or fewer.
+        """
+        from torch.distributed.device_mesh import init_device_mesh
+
+        count = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+        if count != self.total_size:
+            raise OptionError(
+                f"{self!r} is for {self.total_size} processes, and there are {count}: start "
+                f"{self.total_size}, or choose sizes whose product is {count}"
+            )
+        names = tuple(self.active_mesh_dims)
+        if not names:
+            return None
+        sizes = tuple(getattr(self, _SIZES[name]) for name in names)
+        return init_device_mesh(device_type, sizes, mesh_dim_names=names)
+
+
+def mesh_of(setup: Any, hybrid: bool = False) -> Any:
+    """The mesh over which weights are sharded: of one dimension, or replicated and sharded.
+
+    Raises:
+        OptionError: what is hybrid needs processes on several machines.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+
+    kind, count = setup.state.device.type, setup.state.num_processes
+    if setup.mesh is not None:
+        have = setup.mesh.mesh_dim_names
+        names = tuple(name for name in ("dp_replicate", "dp_shard") if name in have)
+        if names:
+            return setup.mesh[names] if len(names) > 1 else setup.mesh[names[0]]
+        raise OptionError(
+            f"the mesh has no dimension to shard over, only {', '.join(have)}: give dp_shard_size"
+        )
+    if not hybrid:
+        return init_device_mesh(kind, (count,), mesh_dim_names=("dp_shard",))
+    here = setup.state.local_num_processes
+    if count % here or count == here:
+        raise OptionError(
+            "sharding_strategy='HYBRID_SHARD' replicates across machines, and there is one. Give "
+            "ParallelismConfig(dp_replicate_size=..., dp_shard_size=...) instead"
+        )
+    return init_device_mesh(
+        kind, (count // here, here), mesh_dim_names=("dp_replicate", "dp_shard")
+    )

@@ -1,0 +1,70 @@
+"""Which modules are sharded, checkpointed or compiled as units: a model's blocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from anydevice.errors import OptionError
+from anydevice.placement import find_blocks
+
+__all__ = ["units_of"]
+
+
+def units_of(model: nn.Module, plugin: Any) -> list[nn.Module]:
+    """The modules that are sharded as units, inner ones first; the model itself is not among them.
+
+    Raises:
+        OptionError: a class is named that the model has not.
+    """
+    policy = plugin.auto_wrap_policy
+    names = plugin.transformer_cls_names_to_wrap
+    if policy == "no_wrap":
+        return []
+    if names:
+        kinds = {type(module).__name__ for module in model.modules()}
+        missing = [name for name in names if name not in kinds]
+        if missing:
+            raise OptionError(
+                f"transformer_cls_names_to_wrap: the model has no {missing[0]!r}; it has "
+                f"{', '.join(sorted(kinds))}"
+            )
+        return _bottom_up(model, lambda module: type(module).__name__ in names)
+    if policy == "size_based_wrap":
+        return _by_size(model, plugin.min_num_params)
+    if callable(policy):
+        return _bottom_up(
+            model,
+            lambda module: bool(
+                policy(
+                    module=module,
+                    recurse=False,
+                    nonwrapped_numel=sum(p.numel() for p in module.parameters()),
+                )
+            ),
+        )
+    blocks = [model.get_submodule(name) for name in find_blocks(model) if name]
+    return [block for block in blocks if not isinstance(block, (nn.ModuleList, nn.ModuleDict))]
+
+
+def _bottom_up(model: nn.Module, chosen: Any) -> list[nn.Module]:
+    found = [m for m in model.modules() if m is not model and chosen(m)]
+    return found[::-1]
+
+
+def _by_size(model: nn.Module, least: int) -> list[nn.Module]:
+    """Modules of at least so many parameters that no unit within them has already."""
+    units: list[nn.Module] = []
+
+    def visit(module: nn.Module) -> int:
+        own = sum(p.numel() for p in module.parameters(recurse=False))
+        rest = own + sum(visit(child) for child in module.children())
+        lists = (nn.ModuleList, nn.ModuleDict)
+        if rest >= least and module is not model and not isinstance(module, lists):
+            units.append(module)
+            return 0
+        return rest
+
+    visit(model)
+    return units
