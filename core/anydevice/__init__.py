@@ -13,6 +13,11 @@ from anydevice._version import __version__
 
 if TYPE_CHECKING:
     from anydevice.backend import Capabilities, DeviceBackend, MemoryInfo
+    from anydevice.data import (
+        DataLoaderConfiguration,
+        prepare_data_loader,
+        skip_first_batches,
+    )
     from anydevice.dispatch import (
         cpu_offload,
         cpu_offload_with_hook,
@@ -23,27 +28,69 @@ if TYPE_CHECKING:
         load_checkpoint_and_dispatch,
         undispatch,
     )
+    from anydevice.engines import (
+        DistributedDataParallelKwargs,
+        FullyShardedDataParallelPlugin,
+        ParallelismConfig,
+    )
     from anydevice.errors import AnyDeviceError
+    from anydevice.handlers import (
+        AutocastKwargs,
+        GradScalerKwargs,
+        InitProcessGroupKwargs,
+    )
     from anydevice.loading import load_checkpoint_in_model
     from anydevice.logging import get_logger
     from anydevice.placement import Placement, infer_auto_device_map
     from anydevice.pretrained import from_pretrained
     from anydevice.processes import DistributedType, PartialState
     from anydevice.registry import available_devices, get_backend, list_backends
+    from anydevice.training import (
+        Accelerator,
+        AcceleratorState,
+        GradientAccumulationPlugin,
+        GradientState,
+        ProfileKwargs,
+        ProjectConfiguration,
+        TorchDynamoPlugin,
+    )
+    from anydevice.training.launchers import (
+        debug_launcher,
+        notebook_launcher,
+    )
+    from anydevice.training.local_sgd import (
+        LocalSGD,
+    )
     from anydevice.transfer import profile_transfers
 
 #: Where each public name is defined.
 _HOMES = {
+    "Accelerator": "training",
+    "AcceleratorState": "training",
     "AnyDeviceError": "errors",
+    "AutocastKwargs": "handlers",
     "Capabilities": "backend",
+    "DataLoaderConfiguration": "data",
     "DeviceBackend": "backend",
+    "DistributedDataParallelKwargs": "engines",
     "DistributedType": "processes",
+    "FullyShardedDataParallelPlugin": "engines",
+    "GradScalerKwargs": "handlers",
+    "GradientAccumulationPlugin": "training",
+    "GradientState": "training",
+    "InitProcessGroupKwargs": "handlers",
+    "LocalSGD": "training.local_sgd",
     "MemoryInfo": "backend",
+    "ParallelismConfig": "engines",
     "PartialState": "processes",
     "Placement": "placement",
+    "ProfileKwargs": "training",
+    "ProjectConfiguration": "training",
+    "TorchDynamoPlugin": "training",
     "available_devices": "registry",
     "cpu_offload": "dispatch",
     "cpu_offload_with_hook": "dispatch",
+    "debug_launcher": "training.launchers",
     "disk_offload": "dispatch",
     "dispatch_model": "dispatch",
     "from_pretrained": "pretrained",
@@ -55,22 +102,41 @@ _HOMES = {
     "list_backends": "registry",
     "load_checkpoint_and_dispatch": "dispatch",
     "load_checkpoint_in_model": "loading",
+    "notebook_launcher": "training.launchers",
+    "prepare_data_loader": "data",
     "profile_transfers": "transfer",
+    "skip_first_batches": "data",
     "undispatch": "dispatch",
 }
 
 __all__ = [
+    "Accelerator",
+    "AcceleratorState",
     "AnyDeviceError",
+    "AutocastKwargs",
     "Capabilities",
+    "DataLoaderConfiguration",
     "DeviceBackend",
+    "DistributedDataParallelKwargs",
     "DistributedType",
+    "FullyShardedDataParallelPlugin",
+    "GradScalerKwargs",
+    "GradientAccumulationPlugin",
+    "GradientState",
+    "InitProcessGroupKwargs",
+    "LocalSGD",
     "MemoryInfo",
+    "ParallelismConfig",
     "PartialState",
     "Placement",
+    "ProfileKwargs",
+    "ProjectConfiguration",
+    "TorchDynamoPlugin",
     "__version__",
     "available_devices",
     "cpu_offload",
     "cpu_offload_with_hook",
+    "debug_launcher",
     "disk_offload",
     "dispatch_model",
     "from_pretrained",
@@ -82,7 +148,10 @@ __all__ = [
     "list_backends",
     "load_checkpoint_and_dispatch",
     "load_checkpoint_in_model",
+    "notebook_launcher",
+    "prepare_data_loader",
     "profile_transfers",
+    "skip_first_batches",
     "undispatch",
 ]
 

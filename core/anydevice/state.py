@@ -1,5 +1,7 @@
 """The reference's import path for the states of processes. No logic here."""
 
 from anydevice.processes import DistributedType, PartialState
+from anydevice.training.gradients import GradientState
+from anydevice.training.state import AcceleratorState
 
-__all__ = ["DistributedType", "PartialState"]
+__all__ = ["AcceleratorState", "DistributedType", "GradientState", "PartialState"]

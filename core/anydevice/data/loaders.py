@@ -86,6 +86,13 @@ class PreparedLoader(DataLoader[Any]):
         """Choose which epoch's order the next iteration has; counted on by itself from there."""
         self.progress.set_epoch(epoch)
 
+    def set_even_batches(self, even: bool) -> None:
+        """Choose whether samples are repeated until all processes get equally many batches."""
+        self.even_batches = even
+        for shard in (self.batch_sampler, self.sampler, self.dataset):
+            if isinstance(shard, (BatchSamplerShard, IterableDatasetShard)):
+                shard.division = shard.division._replace(even=even)
+
     def state_dict(self) -> dict[str, Any]:
         """Where this loader is: the epoch, and the batches that came out in it."""
         return self.progress.state_dict()

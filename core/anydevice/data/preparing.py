@@ -84,7 +84,7 @@ def prepare_data_loader(
     made.split_batches = split_batches
     made.even_batches = even_batches
     if rng_types:
-        made.synchronize = partial(synchronize_rng_states, list(rng_types))
+        made.synchronize = partial(_synchronize, list(rng_types))
     made.progress = Progress(_seed(dataloader, data_seed, count if num_processes is None else 1))
     if isinstance(made, DataLoaderDispatcher):
         made.slice_fn = slice_fn_for_dispatch
@@ -117,7 +117,8 @@ def skip_first_batches(dataloader: DataLoader[Any], num_batches: int = 0) -> Any
         raise OptionError(f"num_batches counts batches to skip: {num_batches} is negative")
     if not isinstance(dataloader, PreparedLoader):
         dataloader = prepare_data_loader(dataloader, num_processes=1, process_index=0)
-    made = become(dataloader, type(dataloader))
+    kind: Any = type(dataloader)
+    made = become(dataloader, kind)
     made.skip_batches = num_batches
     return made
 

@@ -4,7 +4,11 @@ from anydevice.engines.base import Engine, Setup, clip_grad_norm
 from anydevice.engines.ddp_options import DistributedDataParallelKwargs
 from anydevice.engines.finding import ENGINE_GROUP, find_engine, list_engines
 from anydevice.engines.fsdp_options import FullyShardedDataParallelPlugin
-from anydevice.engines.meshes import ParallelismConfig, TorchTensorParallelConfig
+from anydevice.engines.meshes import (
+    ParallelismConfig,
+    TorchTensorParallelConfig,
+    TorchTensorParallelPlugin,
+)
 from anydevice.engines.precise import Autocast, MixedPrecision
 from anydevice.engines.wrapping import units_of
 
@@ -18,6 +22,7 @@ __all__ = [
     "ParallelismConfig",
     "Setup",
     "TorchTensorParallelConfig",
+    "TorchTensorParallelPlugin",
     "clip_grad_norm",
     "find_engine",
     "list_engines",

@@ -102,7 +102,7 @@ class Engine(abc.ABC):
 
     def step_was_skipped(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether the optimizer's last step did nothing, since gradients had overflowed."""
-        return bool(getattr(optimizer, "_anydevice_skipped", False))
+        return bool(getattr(optimizer, "skipped", False))
 
     def state_dict(self, model: nn.Module, optimizer: Any = None, *, full: bool = True) -> Any:
         """The model's state under the plain model's keys; with ``optimizer``, the optimizer's.
@@ -132,7 +132,8 @@ def clip_grad_norm(
 
     grads = [p.grad for p in parameters if p.grad is not None]
     if not any(isinstance(grad, DTensor) for grad in grads):
-        return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
+        norm: torch.Tensor = torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
+        return norm
     groups: dict[Any, list[torch.Tensor]] = {}
     for grad in grads:
         key = (grad.device_mesh, grad.placements) if isinstance(grad, DTensor) else None

@@ -40,5 +40,3 @@ class DDPEngine(SingleEngine):
         while isinstance(inner, nn.Module) and not isinstance(inner, DistributedDataParallel):
             inner = getattr(inner, "_orig_mod", None)
         return contextlib.nullcontext() if inner is None else inner.no_sync()
-
-

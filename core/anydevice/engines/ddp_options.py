@@ -87,5 +87,3 @@ class DistributedDataParallelKwargs(KwargsHandler):
         if self.comm_wrapper is not _NO:
             hook = wrappers[self.comm_wrapper.value](hook)
         model.register_comm_hook(state, hook)
-
-

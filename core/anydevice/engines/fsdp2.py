@@ -1,8 +1,9 @@
-"""Fully sharded data parallelism: weights, gradients and optimizer state divided (`fully_shard`)."""
+"""Fully sharded data parallelism: weights, gradients and optimizer state in parts."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -12,8 +13,8 @@ import torch.distributed as dist
 from torch import nn
 
 from anydevice.engines.fsdp_options import FullyShardedDataParallelPlugin
-from anydevice.engines.placing import check_placement
 from anydevice.engines.meshes import mesh_of
+from anydevice.engines.placing import check_placement
 from anydevice.engines.renaming import follow, positions_to_names
 from anydevice.engines.single import SingleEngine
 from anydevice.engines.wrapping import units_of
@@ -79,7 +80,7 @@ class FSDP2Engine(SingleEngine):
             fully_shard(unit, mp_policy=inner, **options)
         fully_shard(model, mp_policy=outer, **options)
         if plugin.forward_prefetch:
-            for unit, following in zip(units, units[1:], strict=False):
+            for unit, following in itertools.pairwise(units):
                 unit.set_modules_to_forward_prefetch([following])  # type: ignore[operator]
         if whole is not None:
             self._spread(model, whole, device)
@@ -171,7 +172,9 @@ class FSDP2Engine(SingleEngine):
             return set_model_state_dict(plain, state, options=options)
         state = positions_to_names(plain, _inner(optimizer), state)
         parts = any(
-            isinstance(value, DTensor) for entry in state["state"].values() for value in entry.values()
+            isinstance(value, DTensor)
+            for entry in state["state"].values()
+            for value in entry.values()
         )
         options = StateDictOptions(full_state_dict=not parts)
         return set_optimizer_state_dict(plain, _inner(optimizer), state, options=options)
@@ -201,7 +204,7 @@ def _ignored(model: nn.Module, given: Any) -> set[nn.Parameter]:
 
 
 def _checkpoint_activations(units: Sequence[nn.Module]) -> None:
-    from torch.distributed._composable import checkpoint
+    from torch.distributed._composable.checkpoint_activation import checkpoint
 
     for unit in units:
         checkpoint(unit)

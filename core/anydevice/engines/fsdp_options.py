@@ -76,9 +76,7 @@ class FullyShardedDataParallelPlugin:
     backward_prefetch: Any = None
     mixed_precision_policy: Any = None
     auto_wrap_policy: (
-        Callable[..., bool]
-        | Literal["transformer_based_wrap", "size_based_wrap", "no_wrap"]
-        | None
+        Callable[..., bool] | Literal["transformer_based_wrap", "size_based_wrap", "no_wrap"] | None
     ) = None
     cpu_offload: Any = None
     ignored_modules: Iterable[nn.Module] | str | None = None

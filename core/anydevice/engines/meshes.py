@@ -10,7 +10,12 @@ import torch
 
 from anydevice.errors import OptionError
 
-__all__ = ["ParallelismConfig", "TorchTensorParallelConfig", "mesh_of"]
+__all__ = [
+    "ParallelismConfig",
+    "TorchTensorParallelConfig",
+    "TorchTensorParallelPlugin",
+    "mesh_of",
+]
 
 _SIZES: Final = {
     "dp_replicate": "dp_replicate_size",
@@ -35,6 +40,26 @@ class TorchTensorParallelConfig:
     def __post_init__(self) -> None:
         if self.enable_async_tp:
             raise OptionError("enable_async_tp=True is not there: leave it out")
+
+
+@dataclass
+class TorchTensorParallelPlugin:
+    """The old way to ask for tensor parallelism; `ParallelismConfig` says more.
+
+    Args:
+        tp_size: processes that compute each layer together.
+        torch_device_mesh: not there: the mesh follows from the size.
+
+    Raises:
+        OptionError: a mesh was given.
+    """
+
+    tp_size: int = 1
+    torch_device_mesh: Any = None
+
+    def __post_init__(self) -> None:
+        if self.torch_device_mesh is not None:
+            raise OptionError("torch_device_mesh: use ParallelismConfig(tp_size=...) instead")
 
 
 @dataclass

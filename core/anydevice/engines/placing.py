@@ -38,7 +38,7 @@ def check_placement(model: nn.Module, state: PartialState) -> bool:
         raise ModelError(
             f"weights of {', '.join(repr(n) for n in disk[:3])} rest on the disk, where an "
             "optimizer cannot change them. Freeze them (requires_grad_(False)), as for adapters; "
-            "or dispatch without \"disk\""
+            'or dispatch without "disk"'
         )
     return True
 
@@ -46,8 +46,6 @@ def check_placement(model: nn.Module, state: PartialState) -> bool:
 def place_optimizer(optimizer: torch.optim.Optimizer) -> None:
     """Put state that an optimizer has already beside its parameters."""
     for parameter, state in optimizer.state.items():
-        if not isinstance(parameter, torch.Tensor):
-            continue
         for key, value in state.items():
             if isinstance(value, torch.Tensor) and value.dim() and value.device != parameter.device:
                 state[key] = value.to(parameter.device)

@@ -9,8 +9,8 @@ from torch import nn
 
 from anydevice.engines.base import Engine
 from anydevice.engines.placing import check_placement, place_optimizer
-from anydevice.modules import extract_model_from_parallel
 from anydevice.engines.precise import MixedPrecision
+from anydevice.modules import extract_model_from_parallel
 
 __all__ = ["SingleEngine"]
 

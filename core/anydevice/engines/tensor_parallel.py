@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -97,7 +97,7 @@ def _style(style: Any, pattern: str) -> Any:
 
     if isinstance(style, ParallelStyle):
         return style
-    known = {
+    known: dict[str, Callable[[], ParallelStyle]] = {
         "colwise": ColwiseParallel,
         "rowwise": RowwiseParallel,
         "colwise_rep": lambda: ColwiseParallel(output_layouts=Replicate()),

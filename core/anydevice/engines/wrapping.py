@@ -12,12 +12,18 @@ from anydevice.placement import find_blocks
 __all__ = ["units_of"]
 
 
-def units_of(model: nn.Module, plugin: Any) -> list[nn.Module]:
-    """The modules that are sharded as units, inner ones first; the model itself is not among them.
+def units_of(model: nn.Module, plugin: Any = None) -> list[nn.Module]:
+    """A model's units, inner ones first; the model itself is not among them.
+
+    Args:
+        model: any.
+        plugin: the user's choices about sharding; None takes the blocks that placement finds.
 
     Raises:
         OptionError: a class is named that the model has not.
     """
+    if plugin is None:
+        return _blocks(model)
     policy = plugin.auto_wrap_policy
     names = plugin.transformer_cls_names_to_wrap
     if policy == "no_wrap":
@@ -44,6 +50,11 @@ def units_of(model: nn.Module, plugin: Any) -> list[nn.Module]:
                 )
             ),
         )
+    return _blocks(model)
+
+
+def _blocks(model: nn.Module) -> list[nn.Module]:
+    """The blocks that placement finds; lists have no forward of their own."""
     blocks = [model.get_submodule(name) for name in find_blocks(model) if name]
     return [block for block in blocks if not isinstance(block, (nn.ModuleList, nn.ModuleDict))]
 

@@ -143,7 +143,7 @@ class GradientState:
         as the last call was for the batch before.
         """
         calls = self._counts.get(key, 0) + 1
-        due = calls >= self.plugin_kwargs["num_steps"]
+        due: bool = calls >= self.plugin_kwargs["num_steps"]
         iteration = current_iteration()
         if iteration is not None:
             of_batch = iteration.calls[key] = iteration.calls.get(key, 0) + 1

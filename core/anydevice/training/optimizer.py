@@ -97,7 +97,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
     # ------------------------------------------------------------------ the optimizer's own
 
     @property
-    def state(self) -> Any:  # type: ignore[override]
+    def state(self) -> Any:
         """The optimizer's state by parameter."""
         return self.optimizer.state
 
@@ -106,7 +106,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         self.optimizer.state = state
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+    def param_groups(self) -> list[dict[str, Any]]:
         """The optimizer's groups."""
         return self.optimizer.param_groups
 
@@ -115,7 +115,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         self.optimizer.param_groups = param_groups
 
     @property
-    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+    def defaults(self) -> dict[str, Any]:
         """The optimizer's defaults."""
         return self.optimizer.defaults
 

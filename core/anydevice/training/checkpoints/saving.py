@@ -1,0 +1,136 @@
+"""Writing a checkpoint: every process its part, then one renaming."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from anydevice.engines import Engine
+from anydevice.processes import PartialState
+from anydevice.training.checkpoints.folders import Writing
+from anydevice.training.checkpoints.random_states import random_states
+from anydevice.training.checkpoints.weights import (
+    ModelFiles,
+    numbered_name,
+    save_parts,
+    save_whole,
+)
+
+__all__ = ["SaveRequest", "model_of", "save_checkpoint"]
+
+
+@dataclasses.dataclass
+class SaveRequest:
+    """What is saved or loaded.
+
+    Attributes:
+        engine: of the models.
+        state: this process.
+        models, optimizers, schedulers, dataloaders, custom: what was prepared or registered.
+        scaler: the loss scaler; None where there is none.
+        hooks: called with the models, their states and the folder before anything is written.
+        safe: models are safetensors files.
+        whole: weights are written whole, by the main process, though they are sharded.
+        writes: whether this process writes what one process of all, or of a machine, writes.
+    """
+
+    engine: Engine
+    state: PartialState
+    models: Sequence[Any]
+    optimizers: Sequence[Any]
+    schedulers: Sequence[Any]
+    dataloaders: Sequence[Any]
+    custom: Sequence[Any]
+    scaler: Any = None
+    hooks: Sequence[Callable[..., Any]] = ()
+    safe: bool = True
+    whole: bool = False
+    writes: bool = True
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether each process writes its part of the weights."""
+        return self.engine.sharded and not self.whole
+
+
+def save_checkpoint(request: SaveRequest, folder: Path) -> Path:
+    """Write a checkpoint into ``folder``; all processes call this.
+
+    Raises:
+        MissingRankError: not all processes make the call; the message names each one's line.
+    """
+    state = request.state
+    state.meet("save_state", str(folder.name))
+    writing = Writing(folder)
+    if request.writes:
+        writing.begin()
+    state.meet("save_state, writing")
+    try:
+        _write(request, writing.place)
+    except BaseException:
+        if request.writes:
+            writing.give_up()
+        raise
+    state.meet("save_state, written")
+    if request.writes:
+        writing.commit()
+    state.meet("save_state, complete")
+    return folder
+
+
+def _write(request: SaveRequest, place: Path) -> None:
+    models = list(request.models)
+    weights = [
+        request.engine.state_dict(model, full=not request.in_parts) for model in request.models
+    ]
+    for hook in request.hooks:
+        hook(models, weights, str(place))
+    for index, weight in enumerate(weights):
+        if request.in_parts:
+            save_parts({"model": weight}, place / ModelFiles.parts.format(index))
+        elif request.writes:
+            save_whole(weight, place, index, request.safe)
+    _write_optimizers(request, place)
+    if request.writes:
+        _write_rest(request, place)
+    rank = request.state.process_index
+    torch.save(random_states(request.state), place / f"random_states_{rank}.pkl")
+
+
+def _write_optimizers(request: SaveRequest, place: Path) -> None:
+    for index, optimizer in enumerate(request.optimizers):
+        model = model_of(request, optimizer)
+        if request.in_parts:
+            state = request.engine.state_dict(model, optimizer, full=False)
+            save_parts({"optimizer": state}, place / ModelFiles.optimizer_parts.format(index))
+            continue
+        state = request.engine.state_dict(model, optimizer, full=True)
+        if request.writes:
+            torch.save(state, place / numbered_name(ModelFiles.optimizer, index))
+
+
+def _write_rest(request: SaveRequest, place: Path) -> None:
+    for index, scheduler in enumerate(request.schedulers):
+        torch.save(scheduler.state_dict(), place / numbered_name("scheduler.bin", index))
+    for index, loader in enumerate(request.dataloaders):
+        torch.save(loader.state_dict(), place / numbered_name("dataloader.bin", index))
+    if request.scaler is not None:
+        torch.save(request.scaler.state_dict(), place / "scaler.pt")
+    for index, thing in enumerate(request.custom):
+        torch.save(thing.state_dict(), place / f"custom_checkpoint_{index}.pkl")
+    about = {"format": 1, "processes": request.state.num_processes, "engine": request.engine.name}
+    (place / "anydevice.json").write_text(json.dumps(about), encoding="utf-8")
+
+
+def model_of(request: SaveRequest, optimizer: Any) -> Any:
+    """The model whose parameters an optimizer changes; the first one where there is no other."""
+    mine = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    for model in request.models:
+        if any(id(p) in mine for p in model.parameters()):
+            return model
+    return request.models[0] if request.models else None

@@ -1,0 +1,86 @@
+"""Choices that a launcher made, read from the environment where the script gives no argument."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, Final
+
+from anydevice.engines import FullyShardedDataParallelPlugin, ParallelismConfig
+from anydevice.errors import OptionError
+
+__all__ = ["fsdp_from_environment", "is_set", "parallelism_from_environment"]
+
+_TRUE: Final = frozenset({"1", "true", "yes", "on", "y", "t"})
+
+
+def is_set(name: str) -> bool:
+    """Whether a variable says yes."""
+    return os.environ.get(name, "").lower() in _TRUE
+
+
+def _flag(text: str) -> bool:
+    return text.lower() in _TRUE
+
+
+def _reshard(text: str) -> Any:
+    return _flag(text) if text.lower() in (*_TRUE, "false", "0", "no") else text
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _policy(text: str) -> str:
+    return text.lower()
+
+
+_FSDP: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
+    "FSDP_VERSION": ("fsdp_version", int),
+    "FSDP_SHARDING_STRATEGY": ("sharding_strategy", str),
+    "FSDP_RESHARD_AFTER_FORWARD": ("reshard_after_forward", _reshard),
+    "FSDP_BACKWARD_PREFETCH": ("backward_prefetch", str),
+    "FSDP_OFFLOAD_PARAMS": ("cpu_offload", _flag),
+    "FSDP_AUTO_WRAP_POLICY": ("auto_wrap_policy", _policy),
+    "FSDP_TRANSFORMER_CLS_TO_WRAP": ("transformer_cls_names_to_wrap", _names),
+    "FSDP_MIN_NUM_PARAMS": ("min_num_params", int),
+    "FSDP_STATE_DICT_TYPE": ("state_dict_type", str),
+    "FSDP_FORWARD_PREFETCH": ("forward_prefetch", _flag),
+    "FSDP_USE_ORIG_PARAMS": ("use_orig_params", _flag),
+    "FSDP_SYNC_MODULE_STATES": ("sync_module_states", _flag),
+    "FSDP_CPU_RAM_EFFICIENT_LOADING": ("cpu_ram_efficient_loading", _flag),
+    "FSDP_ACTIVATION_CHECKPOINTING": ("activation_checkpointing", _flag),
+    "FSDP_IGNORED_MODULES": ("ignored_modules", str),
+}
+
+
+def fsdp_from_environment() -> FullyShardedDataParallelPlugin | None:
+    """The plugin that the launcher asks for; None where it asks for none.
+
+    Raises:
+        OptionError: a value that cannot be read, or that `fully_shard` cannot do.
+    """
+    if not is_set("ACCELERATE_USE_FSDP"):
+        return None
+    given: dict[str, Any] = {}
+    for variable, (argument, read) in _FSDP.items():
+        text = os.environ.get(variable, "")
+        if not text or text.lower() == "none":
+            continue
+        try:
+            given[argument] = read(text)
+        except ValueError as error:
+            raise OptionError(f"{variable}={text!r} in the environment: {error}") from error
+    if given.get("auto_wrap_policy") == "size_based_wrap":
+        given.setdefault("min_num_params", 100_000_000)
+        given.pop("transformer_cls_names_to_wrap", None)
+    elif given.get("auto_wrap_policy") != "size_based_wrap":
+        given.pop("min_num_params", None)
+    if given.get("auto_wrap_policy") == "no_wrap":
+        given.pop("transformer_cls_names_to_wrap", None)
+    return FullyShardedDataParallelPlugin(**given)
+
+
+def parallelism_from_environment() -> ParallelismConfig | None:
+    """The mesh that the launcher asks for; None where it asks for none."""
+    return ParallelismConfig() if is_set("ACCELERATE_USE_PARALLELISM_CONFIG") else None

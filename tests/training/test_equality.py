@@ -1,0 +1,13 @@
+"""Every engine trains as a plain loop does: losses and weights after 20 steps."""
+
+from __future__ import annotations
+
+import pytest
+from launching import run_ranks
+from training import equality_ranks
+
+
+@pytest.mark.parametrize(("size", "device"), [(2, "cpu"), (4, "cpu"), (2, "sim")])
+def test_all_engines(size, device):
+    for failed in run_ranks(equality_ranks.all_engines, size, device, device == "cpu", timeout=200):
+        assert not failed, "\n".join(f"{case}: {text}" for case, text in failed.items())
