@@ -13,7 +13,15 @@ from pathlib import Path
 from typing import Any
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference.md"
-MODULES = ("anydevice", "anydevice.hooks", "anydevice.utils")
+MODULES = (
+    "anydevice",
+    "anydevice.data_loader",
+    "anydevice.engines",
+    "anydevice.hooks",
+    "anydevice.state",
+    "anydevice.tracking",
+    "anydevice.utils",
+)
 _HEAD = """\
 # Reference
 

@@ -270,3 +270,18 @@ def _stateful(loader: DataLoader[Any]) -> Any:
     for name in ("batch_size", "sampler", "drop_last"):
         made.__dict__[name] = getattr(loader, name)
     return made
+
+
+def _synchronize(kinds: list[Any]) -> None:
+    """Make random states those of the main process, on all."""
+    from anydevice.collectives import broadcast
+
+    for kind in kinds:
+        name = str(getattr(kind, "value", kind))
+        if name == "generator":
+            continue  # the order of samples follows from seed and epoch
+        if name != "torch":
+            raise OptionError(
+                f"rng_types: {name!r} cannot be made equal here: give 'torch' or 'generator'"
+            )
+        torch.set_rng_state(broadcast(torch.get_rng_state()))

@@ -28,7 +28,7 @@ from torch import nn
 from anydevice.engines.precise import Autocast
 from anydevice.processes import PartialState
 
-__all__ = ["Engine", "Setup"]
+__all__ = ["Engine", "Setup", "clip_grad_norm"]
 
 
 @dataclasses.dataclass
@@ -128,12 +128,12 @@ def clip_grad_norm(
     parameters: list[torch.Tensor], max_norm: float, norm_type: float
 ) -> torch.Tensor:
     """`torch.nn.utils.clip_grad_norm_`, also for gradients that are parts of larger ones."""
+    grads = [p.grad for p in parameters if p.grad is not None]
+    if all(type(grad) is torch.Tensor for grad in grads):
+        whole: torch.Tensor = torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
+        return whole
     from torch.distributed.tensor import DTensor
 
-    grads = [p.grad for p in parameters if p.grad is not None]
-    if not any(isinstance(grad, DTensor) for grad in grads):
-        norm: torch.Tensor = torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
-        return norm
     groups: dict[Any, list[torch.Tensor]] = {}
     for grad in grads:
         key = (grad.device_mesh, grad.placements) if isinstance(grad, DTensor) else None
@@ -142,7 +142,7 @@ def clip_grad_norm(
     for group in groups.values():
         norm = torch.nn.utils.get_total_norm(group, norm_type)
         norms.append(norm.full_tensor() if isinstance(norm, DTensor) else norm)
-    total = torch.linalg.vector_norm(torch.stack(norms), norm_type)
+    total: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type)
     factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)
     for grad in grads:
         part = grad.to_local() if isinstance(grad, DTensor) else grad

@@ -1,8 +1,24 @@
 """The reference's import path for utilities. No logic here."""
 
+from anydevice.data import (
+    DataLoaderConfiguration,
+)
 from anydevice.dispatch import (
     get_state_dict_offloaded_model,
     undispatch,
+)
+from anydevice.engines import (
+    DistributedDataParallelKwargs,
+    FullyShardedDataParallelPlugin,
+    ParallelismConfig,
+    TorchTensorParallelConfig,
+    TorchTensorParallelPlugin,
+)
+from anydevice.handlers import (
+    AutocastKwargs,
+    GradScalerKwargs,
+    InitProcessGroupKwargs,
+    KwargsHandler,
 )
 from anydevice.hooks import (
     align_module_device,
@@ -36,9 +52,29 @@ from anydevice.tensors import (
     send_to_device,
 )
 from anydevice.ties import find_tied_parameters, retie_parameters
+from anydevice.training import (
+    GradientAccumulationPlugin,
+    ProfileKwargs,
+    ProjectConfiguration,
+    TorchDynamoPlugin,
+)
 
 __all__ = [
+    "AutocastKwargs",
+    "DataLoaderConfiguration",
+    "DistributedDataParallelKwargs",
+    "FullyShardedDataParallelPlugin",
+    "GradScalerKwargs",
+    "GradientAccumulationPlugin",
+    "InitProcessGroupKwargs",
+    "KwargsHandler",
     "OffloadedWeightsLoader",
+    "ParallelismConfig",
+    "ProfileKwargs",
+    "ProjectConfiguration",
+    "TorchDynamoPlugin",
+    "TorchTensorParallelConfig",
+    "TorchTensorParallelPlugin",
     "align_module_device",
     "calculate_maximum_sizes",
     "check_device_map",

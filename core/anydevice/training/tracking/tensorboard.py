@@ -53,9 +53,7 @@ class TensorBoardTracker(GeneralTracker):
         """Open the writer."""
         from torch.utils.tensorboard import SummaryWriter
 
-        self.writer = SummaryWriter(
-            self.logging_dir, **self._kwargs
-        )
+        self.writer = SummaryWriter(self.logging_dir, **self._kwargs)
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Keep settings as hyperparameters, and as ``hparams.json`` beside."""
