@@ -72,7 +72,7 @@ def test_complete_shards_need_no_index(sharded):
     (sharded / "model.safetensors.index.json").unlink()
     assert values(open_checkpoint(sharded)) == {"a": 1, "b": 2, "c": 3}
     (sharded / "model-00001-of-00002.safetensors").unlink()
-    with pytest.raises(CheckpointNotFoundError, match="incomplete shards"):
+    with pytest.raises(CheckpointNotFoundError, match="lacks shards of its weights: model-00001-of-00002"):
         open_checkpoint(sharded)
 
 
@@ -391,3 +391,37 @@ def test_fuzz_indexes(tmp_path, raw):
         assert str(path) in refusal
     else:
         assert all(os.path.realpath(file).startswith(f"{folder}/") for file in found.values())
+
+
+def test_an_index_may_be_the_mapping_itself_and_spell_files_from_here(tmp_path):
+    one = torch.ones(2)
+    save_file({"a": one}, tmp_path / "one.safetensors")
+    save_file({"b": one.clone(), "c": one.clone()}, tmp_path / "two.safetensors")
+    path = tmp_path / "model.safetensors.index.json"
+    for mapping in (
+        {"a": "one.safetensors", "b": "two.safetensors", "c": "two.safetensors"},
+        {"a": "./one.safetensors", "b": "two.safetensors", "c": "././two.safetensors"},
+    ):
+        for whole in (
+            mapping,
+            {"weight_map": mapping},
+            {"metadata": {"total_size": 24}, **mapping},
+        ):
+            path.write_text(json.dumps(whole))
+            checkpoint = open_checkpoint(tmp_path)
+            assert {name: checkpoint.tensor(name).tolist() for name in checkpoint} == {
+                name: [1, 1] for name in "abc"
+            }
+
+
+def test_a_missing_shard_is_named(tmp_path):
+    one = torch.ones(2)
+    for number in (1, 3):
+        save_file({f"w{number}": one}, tmp_path / f"model-0000{number}-of-00003.safetensors")
+    with pytest.raises(CheckpointNotFoundError) as error:
+        open_checkpoint(tmp_path)
+    assert "lacks shards of its weights: model-00002-of-00003.safetensors." in str(error.value)
+    save_file({"w": one}, tmp_path / "pytorch_model-00001-of-99999999.safetensors")
+    with pytest.raises(CheckpointNotFoundError) as error:
+        open_checkpoint(tmp_path)
+    assert len(str(error.value)) < 1000

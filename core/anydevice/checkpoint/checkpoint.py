@@ -23,6 +23,7 @@ from anydevice.checkpoint.safetensors_file import (
 )
 from anydevice.checkpoint.torch_file import looks_like_torch, read_torch_file, state_dict_of
 from anydevice.errors import CheckpointNotFoundError, CorruptCheckpointError, OptionError
+from anydevice.interrupts import uninterrupted
 from anydevice.text import require_text
 
 __all__ = ["Checkpoint", "fetch_checkpoint", "open_checkpoint"]
@@ -226,10 +227,10 @@ def open_checkpoint(
             raise CheckpointNotFoundError(f"{text} has no subfolder {subfolder!r}")
         if variant and not os.path.isdir(path):
             _require_variant(path, variant)
-        return _FileCheckpoint(find_local(path, variant))
+        return uninterrupted(lambda: _FileCheckpoint(find_local(path, variant)))
     _require_repo_id(text)
     folder = download(text, revision=revision, variant=variant, token=token, subfolder=subfolder)
-    return _FileCheckpoint(find_local(str(folder), variant))
+    return uninterrupted(lambda: _FileCheckpoint(find_local(str(folder), variant)))
 
 
 def _as_text(checkpoint: str | os.PathLike[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Collection
@@ -110,9 +111,15 @@ def choose(names: Collection[str], variant: str | None, where: str) -> Choice:
             return choice
     named = f" of variant {variant!r}" if variant else ""
     ambiguous = of_variant or (files if variant is None else [])
+    missing = _missing_shards(ambiguous)
+    if missing:
+        raise CheckpointNotFoundError(
+            f"{where} lacks shards of its weights{named}: {list_some(missing, _SHOWN)}. Fetch them "
+            "too."
+        )
     if ambiguous:
         raise CheckpointNotFoundError(
-            f"{where} has several files of weights{named}, or incomplete shards: "
+            f"{where} has several files of weights{named}: "
             f"{list_some([file.name for file in ambiguous], _SHOWN)}. "
             "Name the file or index itself, or its variant."
         )
@@ -196,13 +203,34 @@ def _usual(files: list[_WeightFile], variant: str | None) -> _WeightFile | None:
 
 
 def _complete_groups(files: list[_WeightFile]) -> list[list[str]]:
+    return [
+        [found[number] for number in sorted(found)]
+        for count, found in _shard_groups(files)
+        if len(found) == count
+    ]
+
+
+def _missing_shards(files: list[_WeightFile]) -> list[str]:
+    """Names of shards that are not there, while others of their checkpoint are."""
+    missing: list[str] = []
+    for count, found in _shard_groups(files):
+        name = next(iter(found.values()))
+        absent = (n for n in range(1, count + 1) if n not in found)
+        match = _SHARD.search(name)
+        assert match is not None
+        start, stop = match.span(1)
+        missing += [
+            f"{name[:start]}{number:0{stop - start}d}{name[stop:]}"
+            for number in itertools.islice(absent, _SHOWN + 1)
+        ]
+    return missing
+
+
+def _shard_groups(files: list[_WeightFile]) -> list[tuple[int, dict[int, str]]]:
+    """How many shards each sharded checkpoint has, and those that are there by number."""
     groups: dict[tuple[str, str, int], dict[int, str]] = {}
     for file in files:
         if file.shard is not None and not file.is_index:
             number, count = file.shard
             groups.setdefault((file.stem, file.extension, count), {})[number] = file.name
-    return [
-        [found[number] for number in sorted(found)]
-        for (_, _, count), found in groups.items()
-        if len(found) == count
-    ]
+    return [(count, found) for (_, _, count), found in groups.items()]

@@ -6,6 +6,7 @@ import math
 import ntpath
 import os
 from pathlib import Path
+from typing import Any
 
 from anydevice.checkpoint.strict_json import parse_json, read_bounded
 from anydevice.errors import CheckpointNotFoundError, CorruptCheckpointError, UnsafeCheckpointError
@@ -33,12 +34,7 @@ def read_index(path: str, *, must_exist: bool = True) -> dict[str, str]:
         found = parse_json(read_bounded(path), path)
     except OSError as error:
         raise CheckpointNotFoundError(f"cannot read {path}: {error.strerror}") from None
-    weight_map = found.get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise CorruptCheckpointError(
-            f"{path} is not the index of a checkpoint: it has no weight_map (tensor names to files)"
-        )
-    _check_total(path, found.get("metadata"))
+    weight_map = _weight_map(path, found)
     folder = os.path.dirname(path)
     shards: dict[str, str] = {}
     for name, shard in weight_map.items():
@@ -47,10 +43,27 @@ def read_index(path: str, *, must_exist: bool = True) -> dict[str, str]:
                 f"{path} gives {shard!r:.200} as the file of {name!r:.200}"
             )
         if shard not in shards:
-            shards[shard] = inside(folder, shard, f"{path} names")
+            shards[shard] = os.path.normpath(inside(folder, shard, f"{path} names"))
     if must_exist:
         _require_all(path, shards)
     return {name: shards[shard] for name, shard in weight_map.items()}
+
+
+def _weight_map(path: str, found: dict[str, Any]) -> dict[str, Any]:
+    """The mapping of tensor names to files: under a key of its own, or the index as a whole."""
+    _check_total(path, found.get("metadata"))
+    if "weight_map" in found:
+        weight_map = found["weight_map"]
+    else:
+        weight_map = {k: v for k, v in found.items() if k != "metadata" or isinstance(v, str)}
+        if not all(isinstance(file, str) for file in weight_map.values()):
+            weight_map = None
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CorruptCheckpointError(
+            f"{path} is not the index of a checkpoint: it has no weight_map, and is no mapping of "
+            "tensor names to files itself"
+        )
+    return weight_map
 
 
 def _check_total(path: str, metadata: object) -> None:

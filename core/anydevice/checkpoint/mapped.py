@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import errno
 import math
 import mmap
 import os
-import platform
 import stat
-import sys
 import threading
 import weakref
 from collections.abc import Sequence
@@ -25,7 +24,13 @@ from typing import Any, Final
 
 import torch
 
-from anydevice.errors import CheckpointNotFoundError, CorruptCheckpointError
+from anydevice.checkpoint.system_mapping import map_descriptor, read_ahead, view_of
+from anydevice.errors import (
+    AnyDeviceError,
+    CheckpointError,
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+)
 from anydevice.tensors import PLAIN_TYPES
 
 __all__ = ["FileIdentity", "FileSlice", "MappedFile", "backing_of", "is_unwritten", "map_file"]
@@ -60,8 +65,7 @@ class FileIdentity:
         try:
             found = os.stat(path)
         except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise CheckpointNotFoundError(f"cannot open {os.fspath(path)}: {reason}") from None
+            raise cannot_open(path, error) from None
         return cls.from_stat(found, path)
 
     @classmethod
@@ -92,14 +96,6 @@ class FileSlice:
     nbytes: int
 
 
-class _Mapping(mmap.mmap):
-    """The mapping itself; it lives as long as any tensor that views it, and is never closed."""
-
-    path: str
-    identity: FileIdentity
-    base: int
-
-
 class MappedFile:
     """A file that is mapped into memory. Made by `map_file`.
 
@@ -108,7 +104,7 @@ class MappedFile:
         identity: of the file when it was mapped.
     """
 
-    def __init__(self, path: str, identity: FileIdentity, mapping: _Mapping | None) -> None:
+    def __init__(self, path: str, identity: FileIdentity, mapping: Any) -> None:
         self.path: Final = path
         self.identity: Final = identity
         self._mapping = mapping  # None for an empty file, which cannot be mapped
@@ -120,7 +116,11 @@ class MappedFile:
 
     def read(self, offset: int, nbytes: int) -> bytes:
         """Copy bytes out; fewer where the file ends."""
-        return b"" if self._mapping is None else self._mapping[offset : offset + nbytes]
+        return (
+            b""
+            if self._mapping is None
+            else bytes(view_of(self._mapping)[offset : offset + nbytes])
+        )
 
     def tensor(self, offset: int, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
         """A tensor that views the file's bytes from ``offset`` on; no byte is read yet.
@@ -162,18 +162,17 @@ class MappedFile:
 
     def will_need(self, offset: int, nbytes: int) -> None:
         """Tell the system that these bytes are about to be used, so that it reads ahead."""
-        if self._mapping is None or not hasattr(self._mapping, "madvise"):
-            return
-        start = offset // _PAGE * _PAGE
-        self._mapping.madvise(mmap.MADV_WILLNEED, start, min(offset + nbytes, self.nbytes) - start)
+        if self._mapping is not None:
+            start = offset // _PAGE * _PAGE
+            read_ahead(self._mapping, start, min(offset + nbytes, self.nbytes) - start)
 
 
 # ---------------------------------------------------------------------- making and finding mappings
 
 #: Live mappings by their file and its state, so that a file is mapped once.
-_mappings: weakref.WeakValueDictionary[FileIdentity, _Mapping] = weakref.WeakValueDictionary()
+_mappings: weakref.WeakValueDictionary[FileIdentity, Any] = weakref.WeakValueDictionary()
 #: The same by their address, sorted; dead ones are dropped when the table is next read.
-_by_address: list[tuple[int, weakref.ref[_Mapping]]] = []
+_by_address: list[tuple[int, weakref.ref[Any]]] = []
 _lock = threading.RLock()
 
 
@@ -212,50 +211,38 @@ def map_file(path: str | os.PathLike[str], *, own: bool = False) -> MappedFile:
         else:
             identity, known = _map(full)
             if known is not None:
+                bisect.insort(_by_address, (known.base, weakref.ref(known)), key=lambda e: e[0])
                 if not own:
                     _mappings[identity] = known
-                bisect.insort(_by_address, (known.base, weakref.ref(known)), key=lambda e: e[0])
     return MappedFile(full, identity, known)
 
 
-def _map(path: str) -> tuple[FileIdentity, _Mapping | None]:
-    # A pipe without a writer would be waited for, were it not for O_NONBLOCK.
-    flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
+def _map(path: str) -> tuple[FileIdentity, Any]:
+    FileIdentity.of(path)  # to open a pipe without a writer would wait for one
     try:
-        descriptor = os.open(path, flags)
+        with open(path, "rb", buffering=0) as file:
+            identity = FileIdentity.from_stat(os.fstat(file.fileno()), path)
+            if identity.size == 0:
+                return identity, None
+            mapping = map_descriptor(file.fileno(), identity.size)
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise CheckpointNotFoundError(f"cannot open {path}: {reason}") from None
-    try:
-        identity = FileIdentity.from_stat(os.fstat(descriptor), path)
-        if identity.size == 0:
-            return identity, None
-        mapping = _Mapping(descriptor, 0, **_private())
-    except OSError as error:
-        raise CheckpointNotFoundError(f"cannot map {path} into memory: {error}") from None
-    finally:
-        os.close(descriptor)
+        raise cannot_open(path, error) from None
     mapping.path, mapping.identity = path, identity
     mapping.base = torch.frombuffer(mapping, dtype=torch.uint8, count=1).data_ptr()
     return identity, mapping
 
 
-def _private() -> dict[str, Any]:
-    """Arguments for a mapping whose writes stay in this process."""
-    if sys.platform == "win32":
-        return {"access": mmap.ACCESS_COPY}
-    # Without MAP_NORESERVE, Linux refuses to map a file that is larger than the memory, since each
-    # of its pages might be written to.
-    reserve = getattr(mmap, "MAP_NORESERVE", 0)
-    if not reserve and sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64"):
-        reserve = 0x4000  # Python names it only from 3.13 on
-    keywords: dict[str, Any] = {
-        "flags": mmap.MAP_PRIVATE | reserve,
-        "prot": mmap.PROT_READ | mmap.PROT_WRITE,
-    }
-    if sys.version_info >= (3, 13):
-        keywords["trackfd"] = False  # hundreds of shards must not hold hundreds of descriptors
-    return keywords
+def cannot_open(path: str | os.PathLike[str], error: OSError | ValueError) -> Exception:
+    """The error to raise for a file that the system does not open."""
+    if isinstance(error, AnyDeviceError):
+        return error
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        return CheckpointError(
+            f"cannot open {os.fspath(path)}: {error.strerror}. Close files, or raise the limit of "
+            "open files (`ulimit -n`)."
+        )
+    reason = getattr(error, "strerror", None) or error
+    return CheckpointNotFoundError(f"cannot open {os.fspath(path)}: {reason}")
 
 
 def backing_of(tensor: torch.Tensor) -> FileSlice | None:
@@ -286,14 +273,14 @@ def is_unwritten(tensor: torch.Tensor) -> bool:
         with open(mapping.path, "rb") as file:
             for start, nbytes in _written_ranges(mapping, offset, tensor.nbytes):
                 file.seek(start)
-                if file.read(nbytes) != mapping[start : start + nbytes]:
+                if file.read(nbytes) != view_of(mapping)[start : start + nbytes]:
                     return False
     except (OSError, CheckpointNotFoundError, CorruptCheckpointError):
         return False
     return True
 
 
-def _mapping_of(tensor: torch.Tensor) -> tuple[_Mapping, int] | None:
+def _mapping_of(tensor: torch.Tensor) -> tuple[Any, int] | None:
     """The mapping that a tensor views, and the tensor's offset in the file."""
     if type(tensor) not in PLAIN_TYPES and hasattr(tensor, "__tensor_flatten__"):
         return None
@@ -315,7 +302,7 @@ def _mapping_of(tensor: torch.Tensor) -> tuple[_Mapping, int] | None:
     return None
 
 
-def _written_ranges(mapping: _Mapping, offset: int, nbytes: int) -> list[tuple[int, int]]:
+def _written_ranges(mapping: Any, offset: int, nbytes: int) -> list[tuple[int, int]]:
     """Offset and length of what may differ from the file, at most 16 MiB each."""
     end, step = offset + nbytes, 16 << 20
     whole = [(at, min(step, end - at)) for at in range(offset, end, step)]

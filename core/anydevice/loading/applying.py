@@ -22,11 +22,11 @@ from torch import nn
 
 from anydevice import registry
 from anydevice.checkpoint.checkpoint import Checkpoint
-from anydevice.checkpoint.collector import collector_paused
 from anydevice.checkpoint.info import TensorInfo
 from anydevice.checkpoint.mapped import backing_of
 from anydevice.devices import CPU, DISK, Device
 from anydevice.errors import AnyDeviceError, CheckpointError, DoesNotFitError, OffloadStoreError
+from anydevice.interrupts import check
 from anydevice.loading.converting import convert, source_for_disk
 from anydevice.loading.match import Plan, Target
 from anydevice.loading.mismatch import require_match
@@ -128,17 +128,13 @@ class Loading:
             else:
                 _log.warning("%s: %s; those of the latter are taken", source, line)
 
-    @property
-    def is_quick(self) -> bool:
-        """Whether nothing has to be read, copied or written."""
-        ways = self.ways
-        slow = ways["stream"] or ways["convert"] or ways["write"] or self.checkpoint.may_share
-        return not slow and not self.options.preload
-
     def run(self) -> LoadReport:
         """Get all values, then put them into the model: see `prepare` and `commit`."""
-        self.prepare()
-        return self.commit()
+        try:
+            self.prepare()
+            return self.commit()
+        finally:
+            self.values.clear()  # an error that somebody keeps must not keep them
 
     def prepare(self) -> None:
         """Get all values; the model is not changed, but for memory that it has for them.
@@ -149,9 +145,9 @@ class Loading:
         """
         ways = self.ways
         with self.explained():
-            with collector_paused():
-                for target in ways["map"]:
-                    self._take(target)
+            for target in ways["map"]:
+                check()
+                self._take(target)
             requests = {t: _request(t) for t in ways["stream"] if t not in self.values}
             fills = {t: r for t, r in requests.items() if r.into is not None}
             self._read({t: r for t, r in requests.items() if r.into is None}, ways["convert"])
@@ -163,6 +159,7 @@ class Loading:
             self.checkpoint.check()
             # Filling memory that the model has comes last: all else can fail without harm.
             if fills:
+                self._synchronize()
                 self.touched = True
                 self._read(fills)
                 self.checkpoint.check()
@@ -173,9 +170,16 @@ class Loading:
         Raises:
             CheckpointError: it failed half-way.
         """
-        with self.explained(), collector_paused():
+        with self.explained():
             self._place()
+            self._synchronize()
         return self.report
+
+    def _synchronize(self) -> None:
+        """Wait for the devices: the caller's thread may use other streams than this one."""
+        for device in {t.device for t in self.plan.targets if t.device.is_accelerator}:
+            if device.index is not None:
+                registry.get_backend(device.type).synchronize(device.index)
 
     # ------------------------------------------------------------------ values
 
@@ -201,6 +205,7 @@ class Loading:
         self.bar.begin(total, "Loading")
         self._stream(list(requests.values()))
         for target in converted:
+            check()
             self.values[target] = convert(self._host(target), target)
             self.bar.advance(target.info.nbytes)
         for target, request in requests.items():
@@ -253,13 +258,13 @@ class Loading:
     def _place(self) -> None:
         """Put all values into the model; from here on it is changed."""
         states = [(e.module, self._extra(e.name)) for e in self.plan.extra_states]
-        scales = [(t, self._apart(t.scale)) for t in self.plan.targets if t.scale]
+        scales = [(t, self._scale(t, t.scale)) for t in self.plan.targets if t.scale]
         self.touched = True
         for target, value in self.values.items():
             _give(target, value)
         for target, scale in scales:
             owner: Any = target.old
-            owner.SCB = move_tensor(scale, target.device if target.device != DISK else CPU)
+            owner.SCB = scale
         for slot in self.plan.counters:
             old = slot.get()
             if old is not None and old.is_meta:
@@ -271,6 +276,9 @@ class Loading:
         if name in self.checkpoint.extras:
             return copy.deepcopy(self.checkpoint.extras[name])
         return self._apart(name)
+
+    def _scale(self, target: Target, name: str) -> torch.Tensor:
+        return move_tensor(self._apart(name), target.device if target.device != DISK else CPU)
 
     def _apart(self, name: str) -> torch.Tensor:
         value = self.checkpoint.tensor(name)

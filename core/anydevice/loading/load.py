@@ -11,6 +11,7 @@ from torch import nn
 
 from anydevice.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from anydevice.checkpoint.collector import collector_paused
+from anydevice.interrupts import uninterrupted
 from anydevice.loading.applying import Loading, LoadReport
 from anydevice.loading.casting import Casting
 from anydevice.loading.match import Plan, dtypes_once_loaded, make_plan
@@ -124,8 +125,9 @@ def load_checkpoint_in_model(
 
             return load_from_rank0(model, find, plan_for, options, bar)
         source = find()
-        with collector_paused():
-            loading = Loading(model, source, plan_for(source), options, bar)
-            if loading.is_quick:
-                return loading.run()
-        return loading.run()
+
+        def load() -> LoadReport:
+            with collector_paused():
+                return Loading(model, source, plan_for(source), options, bar).run()
+
+        return uninterrupted(load)

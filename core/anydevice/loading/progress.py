@@ -10,6 +10,8 @@ from typing import Any, Final
 
 import torch
 
+from anydevice.interrupts import check, stopper
+
 __all__ = ["Progress", "touch"]
 
 _PAGE: Final = 4096
@@ -66,10 +68,15 @@ def touch(tensors: Iterable[torch.Tensor], progress: Progress) -> None:
             pieces += [flat[at : at + _STEP] for at in range(0, len(flat), _STEP)]
     progress.begin(sum(len(piece) for piece in pieces), "Reading")
 
+    must_stop = stopper()
+
     def read(piece: torch.Tensor) -> None:
+        if must_stop():
+            return
         piece[::_PAGE].max()
         progress.advance(len(piece))
 
     with ThreadPoolExecutor(2, "anydevice-touch") as pool:
         for _ in pool.map(read, pieces):
             pass
+    check()

@@ -30,6 +30,7 @@ from anydevice.backend import DeviceBackend
 from anydevice.checkpoint.info import TensorInfo
 from anydevice.devices import Device
 from anydevice.errors import CheckpointNotFoundError, CorruptCheckpointError
+from anydevice.interrupts import check, stopper
 from anydevice.loading.options import DEFAULT_BUFFER_BYTES
 
 __all__ = ["Request", "stream"]
@@ -175,6 +176,7 @@ class _Stream:
         self._runs = iter(runs)
         self._lock = threading.Lock()
         self._stopped = False
+        self._must_stop = stopper()
 
     def run(self, workers: int) -> None:
         """Work until all is done, or the first failure."""
@@ -186,6 +188,7 @@ class _Stream:
             except BaseException:
                 self._stopped = True
                 raise
+        check()
         if self.device.is_accelerator and self.device.index is not None:
             # The results may be used on any stream after this.
             self.backend.synchronize(self.device.index)
@@ -204,7 +207,7 @@ class _Stream:
             lane.close()
 
     def _take(self) -> Iterator[_Run]:
-        while not self._stopped:
+        while not self._stopped and not self._must_stop():
             with self._lock:
                 run = next(self._runs, None)
             if run is None:

@@ -1,0 +1,148 @@
+"""Loading that is interrupted at any instruction: the model is as it was, or loaded."""
+
+import contextlib
+import gc
+import os
+import random
+import signal
+import sys
+import tempfile
+import threading
+import warnings
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from anydevice.loading import load_checkpoint_in_model
+
+if sys.platform == "win32":
+    pytest.skip("signals", allow_module_level=True)
+
+
+class Stop(BaseException):
+    """What a handler of a signal raises."""
+
+
+@pytest.fixture
+def interrupted():
+    def handle(*_):
+        raise Stop
+
+    def run(function, after):
+        try:
+            signal.setitimer(signal.ITIMER_REAL, after)
+            function()
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        except Stop as error:
+            return error
+        return None
+
+    before = signal.signal(signal.SIGALRM, handle)
+    yield run
+    signal.signal(signal.SIGALRM, before)
+
+
+def net(value):
+    model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(20)), nn.BatchNorm1d(16))
+    model.requires_grad_(False)
+    for tensor in model.state_dict().values():
+        tensor.fill_(value)
+    return model.requires_grad_(True)
+
+
+@pytest.fixture
+def files(tmp_path):
+    state = net(2).state_dict()
+    save_file(state, tmp_path / "model.safetensors")
+    torch.save(state, tmp_path / "model.bin")
+    return [tmp_path / "model.safetensors", tmp_path / "model.bin"]
+
+
+def values(model):
+    return {float(t.flatten()[0]) for t in model.state_dict().values() for t in (t.cpu(),)}
+
+
+@pytest.mark.parametrize(
+    ("options", "ends"),
+    [
+        ({}, ({1.0}, {2.0})),
+        ({"device_map": "disk", "dtype": torch.float16}, ({1.0}, {2.0})),
+        ({"device_map": {"": "sim:0"}}, ({1.0}, {2.0})),
+        ({"dtype": torch.float64, "preload": True}, ({1.0}, {2.0})),
+    ],
+)
+def test_at_random_moments(files, sim, interrupted, options, ends, tmp_path):
+    def load(model, number):
+        load_checkpoint_in_model(
+            model, files[number % 2], offload_folder=tmp_path / str(number), **options
+        )
+
+    load(net(1), 0)
+    chance = random.Random(7)
+    threads, descriptors = threading.enumerate(), len(os.listdir("/dev/fd"))
+    filters = list(warnings.filters)
+    stopped = 0
+    for number in range(60):
+        model = net(1)
+        objects = [id(parameter) for parameter in model.parameters()]
+        error = interrupted(lambda m=model, n=number: load(m, n), chance.random() / 50)
+        stopped += error is not None
+        assert values(model) in ends
+        assert error is not None or values(model) == {2.0}
+        assert [id(parameter) for parameter in model.parameters()] == objects
+        assert threading.enumerate() == threads
+        assert len(os.listdir("/dev/fd")) == descriptors
+        assert warnings.filters == filters
+        assert gc.isenabled()
+        load(model, number)
+        assert values(model) == {2.0}
+    assert stopped > 5
+
+
+def test_what_is_loaded_under_inference_mode_can_be_trained(tmp_path, sim):
+    save_file(net(2).state_dict(), tmp_path / "model.safetensors")
+    for device_map in (None, "disk", "sim:0"):
+        for dtype in (None, torch.float64):
+            with torch.inference_mode():
+                model = net(1)
+                load_checkpoint_in_model(
+                    model,
+                    tmp_path / "model.safetensors",
+                    None if device_map is None else {"": device_map},
+                    dtype=dtype,
+                    offload_folder=tempfile.mkdtemp(dir=tmp_path),
+                )
+            assert not any(t.is_inference() for t in model.state_dict().values())
+            sum(p.sum() for p in model.parameters()).backward()
+            assert all(p.grad is not None for p in model.parameters())
+
+
+def test_more_shards_than_files_may_be_open(tmp_path):
+    resource = pytest.importorskip("resource")
+    index = {}
+    for number in range(400):
+        save_file({f"w{number}": torch.full((2,), number)}, tmp_path / f"{number}.safetensors")
+        index[f"w{number}"] = f"{number}.safetensors"
+    (tmp_path / "model.safetensors.index.json").write_text(
+        f'{{"weight_map": {index}}}'.replace("'", '"')
+    )
+    model = nn.Module()
+    for name in index:
+        model.register_buffer(name, torch.zeros(2, dtype=torch.int64))
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + 40, before[1]))
+        load_checkpoint_in_model(model, tmp_path)
+        assert all(int(model.get_buffer(f"w{n}")[0]) == n for n in range(400))
+        opened = []
+        with contextlib.suppress(OSError):
+            while True:
+                opened.append(open(os.devnull))  # noqa: SIM115
+        with pytest.raises(ValueError, match=r"Too many open files.*ulimit -n"):
+            load_checkpoint_in_model(model, tmp_path / "0.safetensors")
+        for file in opened:
+            file.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
