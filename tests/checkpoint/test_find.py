@@ -72,7 +72,9 @@ def test_complete_shards_need_no_index(sharded):
     (sharded / "model.safetensors.index.json").unlink()
     assert values(open_checkpoint(sharded)) == {"a": 1, "b": 2, "c": 3}
     (sharded / "model-00001-of-00002.safetensors").unlink()
-    with pytest.raises(CheckpointNotFoundError, match="lacks shards of its weights: model-00001-of-00002"):
+    with pytest.raises(
+        CheckpointNotFoundError, match="lacks shards of its weights: model-00001-of-00002"
+    ):
         open_checkpoint(sharded)
 
 
