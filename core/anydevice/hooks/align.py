@@ -188,7 +188,7 @@ class AlignDevicesHook(ModelHook):
         """
         self.group = group
         owners = modules if watched is True else watched or ()
-        self._watched = [(m._modules, tuple(m._modules.values())) for m in owners if m._modules]
+        self._watched = [(m._modules, tuple(m._modules.values())) for m in owners]
         self._aliases = find_aliases(modules)
 
     def _own_device(self, module: nn.Module) -> Device:

@@ -28,6 +28,7 @@ import torch
 from torch import nn
 
 from anydevice.devices import Device
+from anydevice.errors import DeviceMapError
 from anydevice.hooks.align import AlignDevicesHook
 from anydevice.hooks.base import ModelHook, add_hook_to_module, remove_matching_hooks
 from anydevice.hooks.forward import HOOK, ORIGINAL, OwnForward, PartForward
@@ -271,11 +272,19 @@ class _Attaching:
     def _group(self, node: _Node, nodes: Collection[_Node]) -> OffloadGroup:
         """A group of all weights, also those that are in place: they may be assigned to later."""
         device = node.place or self.plan.main
-        stored, away = self.plan.stored, [named for part in nodes for named in part.away]
-        places = {stored(name, slot) for name, slot in away} if stored is not None else set()
+        places = {self._stored(*named) for part in nodes for named in part.away}
         resting = places.pop() if len(places) == 1 else None
         modules = [(part.name, part.module) for part in nodes]
         return self.engine.group(node.name, modules, device, resting=resting)
+
+    def _stored(self, name: str, slot: Slot) -> Device | None:
+        """Where a weight is stored by plan; None where it is not in the plan: it was added since."""
+        if self.plan.stored is None:
+            return None
+        try:
+            return self.plan.stored(name, slot)
+        except DeviceMapError:
+            return None
 
     def _hook(
         self,
