@@ -53,7 +53,10 @@ class Slot(NamedTuple):
 
     def get(self) -> torch.Tensor | None:
         """The tensor that stands there."""
-        tensor: torch.Tensor | None = self.table.get(self.name)
+        try:
+            tensor: torch.Tensor | None = self.table[self.name]
+        except (KeyError, RuntimeError):  # a scripted module's table raises the other
+            return None
         return tensor
 
     def put(self, tensor: torch.Tensor | None) -> None:
@@ -137,6 +140,9 @@ def exchange(slot: Slot, value: torch.Tensor) -> None:
     if type(value) is not torch.Tensor or value.requires_grad:
         value = value.detach()
     requires_grad = old.requires_grad and (value.is_floating_point() or value.is_complex())
+    if isinstance(slot.module, torch.jit.ScriptModule) and old.device.type != value.device.type:
+        slot.put(nn.Parameter(value, requires_grad))  # it does not hold the Python object
+        return
     gradient = old.grad
     if gradient is not None:
         old.grad = None
@@ -172,10 +178,13 @@ def _swap(old: torch.Tensor, value: torch.Tensor, requires_grad: bool) -> None:
     if old.requires_grad and old.is_leaf and old._use_count() > 1:  # type: ignore[attr-defined]
         node = torch.autograd.graph.get_gradient_edge(old).node
         node.register_prehook(_refuse_gradient)
-    hooks = getattr(old, "_post_accumulate_grad_hooks", None)
+    before, after = old._backward_hooks, getattr(old, "_post_accumulate_grad_hooks", None)
     torch._C._swap_tensor_impl(old, new)
-    if hooks and requires_grad:
-        old._post_accumulate_grad_hooks = hooks
+    if before and requires_grad:  # the Python object has them still; what it stands for has not
+        old._backward_hooks = None
+        old._backward_hooks = before
+    if after and requires_grad:
+        old._post_accumulate_grad_hooks = after
 
 
 def _refuse_gradient(_gradients: Any) -> None:

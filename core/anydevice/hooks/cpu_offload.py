@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,18 +11,32 @@ from torch import nn
 
 from anydevice import registry
 from anydevice.devices import CPU, Device, DeviceLike, first_accelerator, parse_device
-from anydevice.hooks.base import ModelHook, remove_hook_from_module
+from anydevice.hooks.base import (
+    ModelHook,
+    add_hook_to_module,
+    remove_hook_from_module,
+    remove_matching_hooks,
+)
+from anydevice.hooks.execution import run_on
+from anydevice.hooks.forward import HOOK, ORIGINAL, OwnForward, PartForward, has_own_forward
 from anydevice.tensors import send_to_device
 from anydevice.ties import Weight, gather_weights
 from anydevice.transfer import copy_batch, page_lock
-from anydevice.weights import iter_slots
+from anydevice.weights import iter_modules, iter_slots
 
 __all__ = ["CpuOffload", "UserCpuOffloadHook"]
+
+
+class _Presence:
+    """Whether a model's weights are on the device; shared by the hooks of its parts."""
+
+    is_entered = False
 
 
 class CpuOffload(ModelHook):
     """Keeps a model on the host until its forward, then on a device until it is sent back.
 
+    The forward of any part of it brings it too, such as when ``vae.decode`` calls ``vae.decoder``.
     The host's copy is kept meanwhile, so that sending back copies only what was changed.
 
     Args:
@@ -37,26 +53,63 @@ class CpuOffload(ModelHook):
         self.prev_module_hook = prev_module_hook
         self.execution_device = execution_device if execution_device is not None else _best().torch
         self._device = parse_device(self.execution_device)
+        self._presence = _Presence()
         # By id of a weight on the device: what it held on the host, and its mark when it came.
         self._kept: dict[int, tuple[torch.Tensor, object]] = {}
 
     def init_hook(self, module: nn.Module) -> nn.Module:
-        """Send the model to the host."""
+        """Send the model to the host, and hook its parts."""
         for weight in _weights(module, CPU):
             weight.move()
+        for _, part in iter_modules(module):
+            if part is not module and has_own_forward(part):
+                plain = HOOK not in part.__dict__
+                add_hook_to_module(part, _CpuOffloadPart(self, module), append=True)
+                if plain and type(part.__dict__[ORIGINAL]) is OwnForward:
+                    part.__dict__["forward"] = PartForward(part, self._presence).forward
         return module
+
+    def detach_hook(self, module: nn.Module) -> nn.Module:
+        """Remove the hooks of the parts; the model stays where it is."""
+        for _, part in iter_modules(module):
+            if part is not module:
+                remove_matching_hooks(part, self._is_of_part)
+        return module
+
+    def _is_of_part(self, hook: ModelHook) -> bool:
+        return isinstance(hook, _CpuOffloadPart) and hook.whole is self
 
     def pre_forward(
         self, module: nn.Module, *args: Any, **kwargs: Any
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Send the previous model back, bring this one and its inputs to the device."""
+        self.bring(module)
+        args = send_to_device(args, self._device)
+        return args, send_to_device(kwargs, self._device)
+
+    def run_forward(
+        self,
+        module: nn.Module,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Run a call with the model and its inputs on the device."""
+        self.bring(module)
+        return run_on(self._device, module, forward, args, kwargs)
+
+    def bring(self, module: nn.Module) -> None:
+        """Send the previous model back, and bring this one.
+
+        Args:
+            module: the model.
+        """
         if self.prev_module_hook is not None and self.prev_module_hook.hook is not self:
             self.prev_module_hook.offload()
         # Weights outlive the inference mode that they may be called in, and count their changes.
         with torch.inference_mode(False):
             self._bring([w for w in _weights(module, self._device) if not w.is_there])
-        args = send_to_device(args, self._device)
-        return args, send_to_device(kwargs, self._device)
+        self._presence.is_entered = True
 
     def _bring(self, weights: list[Weight]) -> None:
         """Queue the copies of all weights together; the device may still compute meanwhile."""
@@ -72,6 +125,7 @@ class CpuOffload(ModelHook):
 
     def offload(self, module: nn.Module) -> None:
         """Send the model to the host."""
+        self._presence.is_entered = False
         with torch.inference_mode(False):
             for weight in _weights(module, CPU):
                 kept = self._kept.pop(id(weight.tensor), None)
@@ -82,6 +136,35 @@ class CpuOffload(ModelHook):
                 else:
                     weight.move()
         self._kept.clear()
+
+
+class _CpuOffloadPart(ModelHook):
+    """Brings the whole model when a part of it is called by itself.
+
+    Args:
+        whole: the model's hook.
+        model: the model; not held.
+    """
+
+    def __init__(self, whole: CpuOffload, model: nn.Module) -> None:
+        self.whole = whole
+        self._model = weakref.ref(model)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.whole, self._model())
+
+    def run_forward(
+        self,
+        module: nn.Module,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Run a call with the model and the inputs on the device."""
+        model = self._model()
+        if model is not None and not self.whole._presence.is_entered:
+            self.whole.bring(model)
+        return run_on(self.whole._device, module, forward, args, kwargs)
 
 
 class UserCpuOffloadHook:

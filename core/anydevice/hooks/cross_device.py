@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from anydevice.devices import CPU, Device, parse_device
 from anydevice.tensors import map_tensors, move_tensor
 
-__all__ = ["HOST_OPERATORS", "CrossDeviceMode", "is_aligned", "with_alignment", "without_alignment"]
+__all__ = ["CrossDeviceMode", "is_aligned", "with_alignment", "without_alignment"]
 
 #: Functions that work across devices on purpose, or that only look at a tensor.
 _ACROSS_DEVICES = frozenset(
@@ -36,12 +36,14 @@ _ACROSS_DEVICES = frozenset(
     }
 )
 #: Operators that take some of their tensors on the host only: positions and names of these.
-HOST_OPERATORS: Mapping[str, tuple[int | str, ...]] = {
+_HOST_OPERATORS: Mapping[str, tuple[int | str, ...]] = {
     "_pack_padded_sequence": (1, "lengths"),
+    "_pad_packed_sequence": (1, "batch_sizes"),
     "tensor_split": (1, "indices_or_sections", "tensor_indices_or_sections"),
     "numpy": (0,),
     "__array__": (0,),
 }
+_RECURRENT = frozenset({"gru", "lstm", "rnn_relu", "rnn_tanh"})
 #: Operators that change their statistics in place: these stay where they are.
 _STATISTICS = frozenset({"batch_norm", "instance_norm"})
 
@@ -69,8 +71,8 @@ class CrossDeviceMode(TorchFunctionMode):
         kwargs = kwargs or {}
         if not _local.muted and func not in _ACROSS_DEVICES:
             name = getattr(func, "__name__", "")
-            if name in HOST_OPERATORS:
-                args, kwargs = _some_to_host(HOST_OPERATORS[name], args, kwargs)
+            if name in _HOST_OPERATORS:
+                args, kwargs = _some_to_host(_HOST_OPERATORS[name], args, kwargs)
             elif name != "__set__":
                 devices = {tensor.device for tensor in _tensors((args, kwargs))}
                 if len(devices) > 1:
@@ -156,12 +158,18 @@ def _some_to_host(
 
 def _gather(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
     target = _target(name, args, kwargs)
+    # Of packed sequences, recurrent operators take the sizes of batches second, on the host.
+    stays = args[1] if name in _RECURRENT and _is_batch_sizes(args[1:2]) else None
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor if tensor.is_meta else move_tensor(tensor, target)
+        return tensor if tensor.is_meta or tensor is stays else move_tensor(tensor, target)
 
     args = tuple(map_tensors(move, arg) for arg in args)
     return args, {key: map_tensors(move, value) for key, value in kwargs.items()}
+
+
+def _is_batch_sizes(second: tuple[Any, ...]) -> bool:
+    return any(isinstance(t, torch.Tensor) and t.dtype is torch.int64 for t in second)
 
 
 def _target(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Device:

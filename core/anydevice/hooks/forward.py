@@ -11,8 +11,9 @@ import inspect
 import types
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
 from torch import nn
 
 from anydevice.errors import ModelError
@@ -25,7 +26,6 @@ from anydevice.hooks.compiling import (
 
 if TYPE_CHECKING:
     from anydevice.hooks.base import ModelHook
-    from anydevice.transfer import OffloadGroup
 
 __all__ = [
     "HOOK",
@@ -34,12 +34,24 @@ __all__ = [
     "OfModule",
     "OwnForward",
     "PartForward",
+    "has_own_forward",
     "own_forward",
 ]
 
 #: Where a hooked module keeps its hook and its own forward. Other libraries read these names.
 HOOK = "_hf_hook"
 ORIGINAL = "_old_forward"
+
+
+class Presence(Protocol):
+    """Says whether weights are on their device now.
+
+    Attributes:
+        is_entered: whether they are.
+    """
+
+    @property
+    def is_entered(self) -> bool: ...
 
 
 class OfModule:
@@ -107,9 +119,21 @@ class OwnForward(OfModule):
 def own_forward(module: nn.Module) -> Callable[..., Any]:
     """A module's forward, before a hook is attached, in a form that does not hold the module."""
     forward: Callable[..., Any] = module.forward
-    if getattr(forward, "__func__", None) is type(module).forward:
+    function = getattr(forward, "__func__", None)
+    if function is not None and function is getattr(type(module), "forward", None):
         return OwnForward(module)
     return forward  # put into the instance by the user
+
+
+def has_own_forward(module: nn.Module) -> bool:
+    """Whether a module can be called; a `ModuleList`, for example, cannot.
+
+    Args:
+        module: the module.
+    """
+    if isinstance(module, torch.jit.ScriptModule):
+        return hasattr(module, "forward")
+    return "forward" in module.__dict__ or type(module).forward is not nn.Module.forward
 
 
 class HookedForward(OfModule):
@@ -151,10 +175,10 @@ class PartForward(HookedForward):
 
     Args:
         module: the module.
-        group: the weights.
+        group: the weights; any object that tells whether they are there.
     """
 
-    def __init__(self, module: nn.Module, group: OffloadGroup) -> None:
+    def __init__(self, module: nn.Module, group: Presence) -> None:
         super().__init__(module)
         self.group = group
 

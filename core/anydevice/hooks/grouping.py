@@ -31,8 +31,8 @@ from anydevice.devices import Device
 from anydevice.errors import DeviceMapError
 from anydevice.hooks.align import AlignDevicesHook
 from anydevice.hooks.base import ModelHook, add_hook_to_module, remove_matching_hooks
-from anydevice.hooks.forward import HOOK, ORIGINAL, OwnForward, PartForward
-from anydevice.hooks.host_operators import uses_host_operators
+from anydevice.hooks.forward import HOOK, ORIGINAL, OwnForward, PartForward, has_own_forward
+from anydevice.hooks.host_operators import scripts_weights, uses_host_operators
 from anydevice.sizes import tensor_bytes
 from anydevice.transfer import Engine, OffloadGroup
 from anydevice.weights import Slot, iter_modules, iter_slots
@@ -90,7 +90,7 @@ class _Node:
 
     @property
     def callable(self) -> bool:
-        return _has_forward(self.module)
+        return has_own_forward(self.module)
 
 
 def attach_groups(model: nn.Module, plan: ExecutionPlan, engine: Engine) -> None:
@@ -181,7 +181,7 @@ class _Attaching:
         if known is not None:
             return known
         place = forced or self.plan.execution(name)
-        if forced is None and type(module).__name__ in self.preload:
+        if forced is None and (type(module).__name__ in self.preload or scripts_weights(module)):
             forced = place = place or self.plan.main
         target = (place or self.plan.main).torch
         own = list(iter_slots(module, name, recurse=False))
@@ -212,11 +212,16 @@ class _Attaching:
         self.done.add(id(node.module))
         in_block = in_block or node.name in self.blocks
         alike = node.places == {node.place} and node.place is not None
+        if is_scripted(node.module) and not alike:
+            raise DeviceMapError(
+                f"{node.name or type(node.module).__name__} is a scripted or traced module, which "
+                "runs in one piece, but the device map divides it: give it one device"
+            )
         if not node.callable or not alike:
             self._attach_parts(node, in_block, root)
         elif not node.size:
             self._attach_resident(node, in_block, root)
-        elif not node.shared_below and self._is_whole(node, in_block):
+        elif is_scripted(node.module) or (not node.shared_below and self._is_whole(node, in_block)):
             self._attach_whole(node, in_block, root)
         else:
             self._attach_parts(node, in_block, root)
@@ -248,6 +253,8 @@ class _Attaching:
         group = self._hook(node, nodes, in_block, align=needs_alignment(node.module), root=root)
         for part in nodes[1:]:
             self.done.add(id(part.module))
+            if is_scripted(node.module):
+                continue  # its parts are called in C++
             align = needs_alignment(part.module) or None
             self._hook(part, list(_descend(part)), in_block, align=align, group=group)
             state = part.module.__dict__
@@ -278,7 +285,7 @@ class _Attaching:
         return self.engine.group(node.name, modules, device, resting=resting)
 
     def _stored(self, name: str, slot: Slot) -> Device | None:
-        """Where a weight is stored by plan; None where it is not in the plan: it was added since."""
+        """Where a weight is stored by plan; None for one that was added since."""
         if self.plan.stored is None:
             return None
         try:
@@ -330,10 +337,6 @@ def _is_away(slot: Slot, target: torch.device) -> bool:
     return tensor is not None and tensor.device != target
 
 
-def _has_forward(module: nn.Module) -> bool:
-    return "forward" in module.__dict__ or type(module).forward is not nn.Module.forward
-
-
 def computes_with_parts(module: nn.Module) -> bool:
     """Whether a module is known to use the weights of its parts without calling them."""
     if isinstance(module, _CONTAINERS):
@@ -353,6 +356,11 @@ def _descend(node: _Node) -> Iterator[_Node]:
     yield node
     for child in node.children:
         yield from _descend(child)
+
+
+def is_scripted(module: nn.Module) -> bool:
+    """Whether a module's parts are run by TorchScript, without hooks."""
+    return isinstance(module, torch.jit.ScriptModule)
 
 
 def needs_alignment(module: nn.Module) -> bool:

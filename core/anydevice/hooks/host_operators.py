@@ -1,7 +1,9 @@
-"""Finding modules whose code uses operators that take some of their tensors on the host only.
+"""Finding modules whose code needs tensors where a hook would not have them.
 
 ``pack_padded_sequence`` wants its lengths on the host; a hook has all arguments on the device. The
 code of such modules runs aligned (`anydevice.hooks.cross_device`), which sends these tensors back.
+A function compiled by TorchScript cannot be aligned: a module that gives it weights of its parts
+has all of them where it runs.
 """
 
 from __future__ import annotations
@@ -11,12 +13,17 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import nn
 
-__all__ = ["uses_host_operators"]
+__all__ = ["scripts_weights", "uses_host_operators"]
 
-#: Names in the code of who uses such an operator.
-_NAMES = frozenset({"pack_padded_sequence", "tensor_split", "numpy", "asarray", "array"})
+#: Names in the code of who uses an operator that wants host tensors.
+_HOST_OPERATORS = frozenset(
+    {"pack_padded_sequence", "pad_packed_sequence", "tensor_split", "numpy", "asarray", "array"}
+)
+#: Names of weights in the code of who uses those of a part.
+_WEIGHTS = frozenset({"weight", "bias"})
 #: Most functions that are looked at for one class.
 _MOST = 300
 
@@ -28,38 +35,46 @@ def uses_host_operators(module: nn.Module) -> bool:
         module: the module; torch's own classes never do.
     """
     kind: Any = type(module)
-    return _class_uses(kind)
+    return any(names & _HOST_OPERATORS for names, _ in _functions_of(kind))
+
+
+def scripts_weights(module: nn.Module) -> bool:
+    """Whether the code of a module's class gives weights to a function compiled by TorchScript.
+
+    Args:
+        module: the module; torch's own classes never do.
+    """
+    kind: Any = type(module)
+    return any(scripted and names & _WEIGHTS for names, scripted in _functions_of(kind))
 
 
 @functools.lru_cache(maxsize=4096)
-def _class_uses(kind: type) -> bool:
-    if _is_torch(kind.__module__):
-        return False
+def _functions_of(kind: type) -> tuple[tuple[frozenset[str], bool], ...]:
+    """Names in the code of each method of a class and of the helpers that these call.
+
+    And whether one of the names stands for a function compiled by TorchScript.
+    """
     package = kind.__module__.partition(".")[0]
-    seen: set[int] = set()
-    todo: list[Any] = [
-        value
-        for base in kind.__mro__
-        if not _is_torch(base.__module__)
-        for value in vars(base).values()
-    ]
+    seen: dict[int, tuple[frozenset[str], bool]] = {}
+    own = (base for base in kind.__mro__ if not _is_torch(base.__module__))
+    todo: list[Any] = [value for base in own for value in vars(base).values()]
     while todo and len(seen) < _MOST:
         function = _function(todo.pop())
         if function is None or id(function) in seen:
             continue
-        seen.add(id(function))
-        names = set(_names(function.__code__))
-        if names & _NAMES:
-            return True
-        for name in names:  # helpers beside the class
-            helper = _function(function.__globals__.get(name))
-            if helper is not None and helper.__module__.partition(".")[0] == package:
-                todo.append(helper)
-    return False
+        names = frozenset(_names(function.__code__))
+        used = [function.__globals__[name] for name in names if name in function.__globals__]
+        scripted = any(isinstance(value, torch.jit.ScriptFunction) for value in used)
+        seen[id(function)] = (names, scripted)
+        helpers = (_function(value) for value in used)
+        todo += [h for h in helpers if h is not None and h.__module__.partition(".")[0] == package]
+    return tuple(seen.values())
 
 
 def _function(value: Any) -> types.FunctionType | None:
     value = getattr(value, "__func__", value)
+    if isinstance(value, torch.jit.ScriptFunction):
+        return None
     value = getattr(value, "__wrapped__", value)
     return value if type(value) is types.FunctionType and value.__module__ else None
 
