@@ -260,6 +260,10 @@ def _call(job, rank, port):
         import torch
 
         torch.set_num_threads(1)
+        if job["device_type"] != "cpu":
+            from anydevice.registry import get_backend
+
+            assert get_backend(job["device_type"]).device_count() >= size
         result = _function(job)(rank, size, *job["args"])
         buffer = io.BytesIO()
         torch.save(result, buffer)  # which brings over tensors of every dtype

@@ -21,7 +21,7 @@ from anydevice.collectives import (
 from anydevice.errors import CollectiveMismatchError, MissingRankError, OptionError
 from anydevice.processes import PartialState
 
-LAUNCHES = ["cpu-2", "cpu-4"]
+LAUNCHES = ["cpu-2", "cpu-4", "sim-2", "sim-4"]
 
 
 @pytest.fixture(scope="module", params=LAUNCHES)

@@ -35,7 +35,7 @@ def line_of(mark, file=ranks.__file__):
     return {f"{Path(file).name}:{n}" for n, text in enumerate(lines, 1) if text.endswith(mark)}
 
 
-@pytest.fixture(scope="module", params=["cpu-2", "cpu-4"])
+@pytest.fixture(scope="module", params=["cpu-2", "cpu-4", "sim-2", "sim-4"])
 def toured(request):
     device, size = request.param.split("-")
     return device, int(size), run_ranks(ranks.tour, int(size), device)

@@ -13,6 +13,8 @@ from typing import Final
 
 from anydevice.backend import Capabilities, DeviceBackend, hookimpl
 
+from . import collectives
+
 __all__ = ["SimulatorBackend", "anydevice_backends"]
 
 
@@ -32,7 +34,9 @@ class SimulatorBackend(DeviceBackend):
         pinned_memory=True,
         device_rng=True,
         grad_scaling=True,
+        collectives=collectives.is_available(),
     )
+    collective_backend = collectives.NAME if collectives.is_available() else None
 
     def is_available(self) -> bool:
         """Say whether the simulator is installed as ``sim``, installing it if that was asked."""

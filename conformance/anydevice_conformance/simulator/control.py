@@ -13,7 +13,7 @@ from typing import Final
 import torch
 from torch.utils import backend_registration
 
-from . import device_module
+from . import collectives, device_module
 from .build import SimulatorUnavailableError, load_extension
 from .options import Memory, Mode, Options, parse_options
 
@@ -101,6 +101,7 @@ def _install(name: str, options: Options) -> None:
         sys.modules[f"torch.{name}"] = device_module
         backend_registration.generate_methods_for_privateuse1_backend(for_storage=True)
         os.register_at_fork(before=native.settle_before_fork)
+        collectives.register(name)
         _installed_name = name
 
 

@@ -3,7 +3,7 @@
 # ruff: noqa: D102 - the functions without a docstring are those of device_module and control
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -48,6 +48,10 @@ class Native(Protocol):
     def mem_get_info(self, device: int) -> tuple[int, int]: ...
     def pinned_bytes(self) -> int: ...
     def default_generator(self, device: int) -> torch.Generator: ...
+
+    def make_collectives(self, carrier: Any) -> Any:
+        """A backend of torch.distributed, given one that moves host memory between ranks."""
+
     def counters(self, device: int) -> dict[str, int]: ...
     def reset_counters(self) -> None: ...
     def clock_us(self) -> float: ...

@@ -356,8 +356,8 @@ def _name_for(device_type: str) -> str:
 
 
 def _choose_device(launch: Launch, cpu: bool) -> torch.device:
-    named = setting("TORCH_DEVICE")
-    if cpu or setting("USE_CPU").lower() in _TRUE:
+    named = setting("TORCH_DEVICE") or setting("DEVICE_TYPE")
+    if cpu or (not named and setting("USE_CPU").lower() in _TRUE):
         return torch.device(_HOST)
     if named:
         device = (resolve_device if ":" in named else parse_device)(named)

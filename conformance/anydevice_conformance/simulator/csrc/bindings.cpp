@@ -7,6 +7,7 @@
 #include <map>
 #include <tuple>
 
+#include "collectives.h"
 #include "current.h"
 #include "device_allocator.h"
 #include "generator.h"
@@ -157,6 +158,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     return default_generator(device);
   });
 
+  m.def("make_collectives", &make_collectives);
   m.def("counters", &counters, nogil);
   m.def("reset_counters", &reset_counters, nogil);
   m.def(

@@ -2,6 +2,7 @@
 #include "aliases.cpp"
 #include "autocast.cpp"
 #include "bindings.cpp"
+#include "collectives.cpp"
 #include "copies.cpp"
 #include "current.cpp"
 #include "device_allocator.cpp"
