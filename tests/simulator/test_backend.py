@@ -68,6 +68,7 @@ def test_it_claims_what_it_has(backend):
         "streams",
         "pinned_memory",
         "device_rng",
+        "collectives",
         "grad_scaling",
     ]
     assert backend.supports_dtype(torch.bfloat16)
