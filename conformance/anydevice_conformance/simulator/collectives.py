@@ -28,7 +28,7 @@ def register(device_type: str) -> None:
 
 
 def _create(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
-    from torch.distributed import ProcessGroupGloo  # type: ignore[attr-defined]
+    from torch.distributed import ProcessGroupGloo
 
     from . import device_module
 
