@@ -155,29 +155,33 @@ def _backend(device_type: str) -> Any:
 
     backend = registry.get_backend(device_type)
     backend.device_count()  # first of all, as the interface promises
+    with contextlib.suppress(Exception):
+        backend.module  # noqa: B018 - imports the package that makes torch know the device
     return backend
 
 
 def _use_in_fork(device_type: str) -> dict[str, Any]:
+    readable, writable = os.pipe()
     pid = os.fork()
     if pid == 0:
         code = 1
         try:
             code = 0 if _uses_device(device_type) else 2
         except BaseException:  # noqa: BLE001 - the child must not return to its parent's code
-            traceback.print_exc()
+            os.write(writable, traceback.format_exc()[-3000:].encode())
         finally:
-            sys.stderr.flush()
             os._exit(code)
+    os.close(writable)
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:
-            return {"code": os.waitstatus_to_exitcode(status)}
+            words = os.read(readable, 1 << 16).decode(errors="replace")
+            return {"code": os.waitstatus_to_exitcode(status), "words": words}
         time.sleep(0.02)
     os.kill(pid, 9)
     os.waitpid(pid, 0)
-    return {"code": "hung"}
+    return {"code": "hung", "words": ""}
 
 
 def _uses_device(device_type: str) -> bool:

@@ -72,10 +72,13 @@ def exact_toy(seed: int = 0, **options: Any) -> tuple[Toy, Toy]:
 def caps(subject: Subject, model: nn.Module, share: float = 0.3) -> dict[int | str, int | str]:
     """Budgets that divide ``model``: a share for each device and the host, the rest for the disk.
 
-    The last device gets the activations' room, too, so a cap is a little more than its share.
+    Many devices share what is left of the whole, so that each of them is needed. A device gets
+    room for a block that visits it, too, so a cap is a little more than its share.
     """
     total = sum(p.nbytes for p in model.parameters()) + sum(b.nbytes for b in model.buffers())
-    largest = max(sum(p.nbytes for p in block.parameters()) for block in model.children())
+    blocks = [b for m in model.modules() if isinstance(m, nn.ModuleList) for b in m]
+    largest = max(sum(p.nbytes for p in b.parameters()) for b in [*blocks, *model.children()][:1])
+    share = min(share, 0.7 / max(1, len(subject.indices)))
     room = int(total * share) + min(largest, total // 4)
     if subject.is_host:
         return {"cpu": total * 2}

@@ -189,7 +189,8 @@ def is_host_memory(subject: Subject, index: int) -> bool:
     """Whether the device's memory is the host's, by what it says."""
     if subject.is_host or subject.backend.capabilities.unified_memory:
         return True
-    total, host = subject.memory(index).total, psutil.virtual_memory().total
+    told, host = subject.told(index), psutil.virtual_memory().total
+    total = told.total if told is not None else 0
     return bool(0.9 * host < total < 1.02 * host)
 
 

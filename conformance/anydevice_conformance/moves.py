@@ -49,6 +49,7 @@ class Move:
             ``negative``.
         situation: where it is called.
         seed: of the values.
+        bare: whether the target, device 0, is named without its index.
     """
 
     dtype: torch.dtype
@@ -62,6 +63,7 @@ class Move:
     kind: str
     situation: Situation
     seed: int
+    bare: bool = False
 
     @property
     def direction(self) -> str:
@@ -76,6 +78,8 @@ class Move:
             self.direction,
             "non-blocking" if self.non_blocking else "blocking",
         ]
+        if self.bare:
+            words.append("named without its index")
         if self.pinned:
             words.append("pinned")
         if self.kind != "plain":
@@ -185,6 +189,7 @@ def moves(subject: Subject, *, between: bool = False) -> st.SearchStrategy[Move]
             kinds[dtype][dice // 20 % len(kinds[dtype])],
             dataclasses.replace(situation, index=source if source is not None else target or 0),
             dice // 400,
+            bare=target == 0 and dice // 400 % 3 == 1,
         )
 
     return st.builds(
@@ -287,6 +292,8 @@ def _check(
     elif move.kind == "parameter":
         source = nn.Parameter(source.detach())
     target = torch.device("cpu") if move.target is None else subject.device(move.target)
+    if move.bare and target.type != "cpu":
+        target = torch.device(target.type)
     flags, before = _flags(source), state(subject)
     try:
         moved = subject.backend.move(source, target, non_blocking=move.non_blocking)

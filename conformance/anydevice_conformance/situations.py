@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 import torch
 from hypothesis import strategies as st
 
+from anydevice.backend import torchs_accelerator
 from anydevice_conformance.subject import Subject
 
 __all__ = ["MODES", "Situation", "State", "run_in", "situations", "state"]
@@ -136,13 +137,17 @@ def _on_stream(subject: Subject, stream: Any, current: int) -> Iterator[None]:
 
 def current_device(subject: Subject) -> int | None:
     """The calling thread's current device; None where the device does not tell."""
-    function = getattr(subject.module, "current_device", None)
-    if function is None or subject.is_host:
+    if subject.is_host:
         return None
-    try:
-        return int(function())
-    except Exception:  # noqa: BLE001 - it does not tell
-        return None
+    functions = [getattr(subject.module, "current_device", None)]
+    if torchs_accelerator() == subject.type:
+        functions.append(torch.accelerator.current_device_index)
+    for function in functions:
+        try:
+            return int(function())  # type: ignore[misc]
+        except Exception:  # noqa: BLE001 - it does not tell: ask the next
+            continue
+    return None
 
 
 @dataclasses.dataclass(frozen=True)

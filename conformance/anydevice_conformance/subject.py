@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 
@@ -89,6 +90,10 @@ class Subject:
         except Exception:  # noqa: BLE001 - it does not; a check of its own says so
             return False
 
+    def inference(self) -> contextlib.AbstractContextManager[object]:
+        """The mode in which a forward pass runs: inference mode, where the device works in it."""
+        return torch.inference_mode() if self.infers else torch.no_grad()
+
     @functools.cached_property
     def strided(self) -> bool:
         """Whether tensors on the device have strides: a transposed view is no copy."""
@@ -99,12 +104,18 @@ class Subject:
         except Exception:  # noqa: BLE001 - it has none
             return False
 
+    def told(self, index: int) -> MemoryInfo | None:
+        """What the backend says of a device's memory; None where it does not say."""
+        try:
+            found = self.backend.memory_info(index)
+            return MemoryInfo(free=int(found.free), total=int(found.total))
+        except Exception:  # noqa: BLE001 - the checks of memory say what is wrong with it
+            return None
+
     def room(self, index: int) -> int:
         """Bytes that a check may take on a device, whether it tells its memory or not."""
-        try:
-            return int(self.backend.memory_info(index).free)
-        except Exception:  # noqa: BLE001 - it does not say, or wrongly: the checks of memory find it
-            return 256 << 20
+        told = self.told(index)
+        return told.free if told is not None else 256 << 20
 
     @property
     def ends(self) -> list[int]:

@@ -28,15 +28,20 @@ class SimulatorBackend(DeviceBackend):
     """
 
     device_type = "sim"
-    capabilities = Capabilities(
-        caching_allocator=True,
-        streams=True,
-        pinned_memory=True,
-        device_rng=True,
-        grad_scaling=True,
-        collectives=collectives.is_available(),
-    )
     collective_backend = collectives.NAME if collectives.is_available() else None
+
+    @property
+    def capabilities(self) -> Capabilities:  # type: ignore[override]
+        """In mode ``"sync"`` no work overlaps, so that neither streams nor pinned memory do."""
+        late = _mode() != "sync"
+        return Capabilities(
+            caching_allocator=True,
+            streams=late,
+            pinned_memory=late,
+            device_rng=True,
+            grad_scaling=True,
+            collectives=collectives.is_available(),
+        )
 
     def is_available(self) -> bool:
         """Say whether the simulator is installed as ``sim``, installing it if that was asked."""
@@ -78,6 +83,11 @@ def _installed_name() -> str | None:
     """The type that the simulator plays. Nobody installed it whose module was never imported."""
     control = sys.modules.get(f"{__package__}.control")
     return None if control is None else control.installed_name()
+
+
+def _mode() -> str:
+    control = sys.modules.get(f"{__package__}.control")
+    return "lazy" if control is None else str(control.mode())
 
 
 @hookimpl

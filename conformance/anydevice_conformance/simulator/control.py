@@ -29,6 +29,7 @@ __all__ = [
     "install_from_env",
     "installed_name",
     "is_installed",
+    "mode",
     "pinned_bytes",
     "reset_counters",
     "trace",
@@ -39,6 +40,7 @@ ENVIRONMENT_VARIABLE: Final = "ANYDEVICE_SIMULATOR"
 
 _lock = threading.Lock()
 _installed_name: str | None = None
+_mode: Mode = "lazy"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +86,7 @@ def install(name: str = "sim") -> None:
 
 
 def _install(name: str, options: Options) -> None:
-    global _installed_name
+    global _installed_name, _mode
     with _lock:
         if _installed_name == name:
             return
@@ -102,7 +104,7 @@ def _install(name: str, options: Options) -> None:
         backend_registration.generate_methods_for_privateuse1_backend(for_storage=True)
         os.register_at_fork(before=native.settle_before_fork)
         collectives.register(name)
-        _installed_name = name
+        _installed_name, _mode = name, options.mode
 
 
 def _take_place(name: str) -> None:
@@ -188,9 +190,16 @@ def configure(
         async_kernels=async_kernels,
         pinned_limit=pinned_limit,
     )
+    global _mode
     if not is_installed():
         install()
     device_module.native().configure(**options.native_arguments())
+    _mode = options.mode
+
+
+def mode() -> Mode:
+    """When queued work runs on the machine that `configure` made last."""
+    return _mode
 
 
 def counters(index: int) -> dict[str, int]:

@@ -16,6 +16,7 @@ from anydevice.backend import Capabilities, DeviceBackend
 from anydevice_conformance import children
 from anydevice_conformance.marks import slow, two_devices
 from anydevice_conformance.outcomes import left_out, not_claimed
+from anydevice_conformance.situations import current_device
 from anydevice_conformance.subject import Subject
 from anydevice_conformance.threads import at_once
 
@@ -149,9 +150,14 @@ def test_DEV_009_current_device_stays(subject: Subject) -> None:
     Fix: use the device's context manager (``with torch.foo.device(index):``) instead of
     ``set_device``.
     """
-    module = subject.backend.module
-    current = getattr(module, "current_device", torch.accelerator.current_device_index)
-    before, other = current(), next(i for i in reversed(subject.indices) if i != current())
+    before = current_device(subject)
+    if before is None:
+        not_claimed("the device does not tell which one is current: there is nothing to change")
+
+    def current() -> int | None:
+        return current_device(subject)
+
+    other = next(i for i in reversed(subject.indices) if i != before)
     for name, call in _calls(subject, other).items():
         call()
         assert current() == before, (
@@ -213,7 +219,7 @@ def _fork(subject: Subject, task: str) -> None:
     if not hasattr(os, "fork"):
         left_out("this system has no fork")
     found = children.ask(task, subject.type)
-    assert found["code"] == 0, f"the forked child ended with {found['code']}"
+    assert found["code"] == 0, f"the forked child ended with {found['code']}\n{found['words']}"
     assert not found["started"], f"after counting, {found['started']}"
 
 

@@ -8,7 +8,15 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 
-from anydevice_conformance.data import DTYPES, REAL_FLOATS, same_bits, sample, short_name, tolerance
+from anydevice_conformance.data import (
+    DTYPES,
+    REAL_FLOATS,
+    same_bits,
+    sample,
+    short_name,
+    specials,
+    tolerance,
+)
 from anydevice_conformance.marks import by_dtype
 from anydevice_conformance.outcomes import not_claimed
 from anydevice_conformance.subject import Subject
@@ -65,6 +73,9 @@ def test_DTY_004_unclaimed_does_not_work(
             continue
         try:
             _assert_holds_and_casts(subject, index, dtype)
+            if dtype.is_floating_point:  # all that a claim would be held to
+                _assert_bits_survive(subject, index, dtype)
+                _assert_casts_round_alike(subject, index, dtype)
             if dtype in REAL_FLOATS:
                 _assert_computes(subject, index, dtype)
         except Exception:  # noqa: BLE001 - as it said: it does not work
@@ -106,6 +117,15 @@ def test_DTY_006_casts_round_alike(subject: Subject, index: int, dtype: torch.dt
     if not dtype.is_floating_point or dtype.itemsize >= 4:
         not_claimed(f"{dtype} is not smaller than float32")
     subject.need_dtype(dtype)
+    _assert_casts_round_alike(subject, index, dtype)
+
+
+def _assert_bits_survive(subject: Subject, index: int, dtype: torch.dtype) -> None:
+    source = specials(dtype)
+    assert same_bits(subject.fetch(subject.put(source, index)), source), f"{dtype} loses bits"
+
+
+def _assert_casts_round_alike(subject: Subject, index: int, dtype: torch.dtype) -> None:
     source = torch.randn(4096, generator=torch.Generator().manual_seed(3))
     source = torch.cat([source, source * 1e-3, torch.tensor([0.0, -0.0, 1.0, -1.5, 448.0])])
     found = subject.fetch(subject.put(source, index).to(dtype))

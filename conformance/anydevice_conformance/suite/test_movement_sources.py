@@ -132,7 +132,8 @@ def test_MOV_024_parameters_and_inference(subject: Subject, index: int) -> None:
     """
     values = torch.arange(6.0)
     parameter = nn.Parameter(values.clone())
-    for mode in (torch.enable_grad, torch.no_grad, torch.inference_mode):
+    modes = [torch.enable_grad, torch.no_grad] + [torch.inference_mode] * subject.infers
+    for mode in modes:
         with mode():
             made_here = values * 1
             for source in (parameter, made_here):

@@ -59,7 +59,7 @@ def test_PIN_003_copy_returns_early(subject: Subject, index: int) -> None:
     Fix: pass ``non_blocking`` on; claim ``pinned_memory`` only where the driver copies by itself.
     """
     backend = subject.backend
-    size = min(subject.memory(index).free // 4, 256 << 20)
+    size = min(subject.room(index) // 4, 256 << 20)
     subject.put(backend.pin_memory(torch.ones(size, dtype=torch.uint8)), index)
     backend.synchronize(index)
     events = subject.capabilities.streams and _tells_idle(subject, index)

@@ -81,8 +81,11 @@ def test_STR_018_nothing_waits_for_others(subject: Subject) -> None:
 
 def _busy_stream(subject: Subject, index: int) -> Any:
     kept: dict[int, Any] = subject.__dict__.setdefault("_busy_streams", {})
-    if index not in kept:
-        kept[index] = subject.backend.new_stream(index)
+    while index not in kept:
+        stream = subject.backend.new_stream(index)
+        # Drivers hand out streams in turn: not one that a situation has.
+        if stream not in (side_stream(subject, index), subject.backend.current_stream(index)):
+            kept[index] = stream
     return kept[index]
 
 
