@@ -249,7 +249,8 @@ class DeviceBackend:
         same tensor when it is there already. With ``non_blocking`` the copy is queued on the
         current stream of the device. A ``device`` of this type without an index is device 0.
         """
-        if device.index is None and device.type == self.device_type:
+        index: int | None = device.index
+        if index is None and device.type == self.device_type:
             device = self.device(0)  # torch would take the current device
         return tensor.to(device, non_blocking=non_blocking)
 

@@ -63,8 +63,8 @@ def test_OOM_003_others_are_not(subject: Subject, index: int) -> None:
     for name, provoke in real.items():
         try:
             provoke()
-        except Exception as error:  # noqa: BLE001 - whichever the device raises; it need not
-            _assert_other(subject, error, name)
+        except Exception as raised:  # noqa: BLE001 - whichever the device raises; it need not
+            _assert_other(subject, raised, name)
     kind = subject.type
     for error in (
         RuntimeError(f"{kind} error: an illegal memory access was encountered"),
