@@ -79,7 +79,7 @@ def test_no_buffer_is_filled_while_a_device_still_copies_out_of_it(sim, mode, ch
 
 
 def test_the_simulator_shows_a_wait_that_is_left_out(sim, checkpoint, truth, monkeypatch):
-    monkeypatch.setattr(streaming._Buffer, "wait", lambda self: None)
+    monkeypatch.setattr(get_backend("sim"), "synchronize_event", lambda event: None)
     requests = requests_for(checkpoint, "sim:0")
     stream(list(requests.values()), buffer_bytes=1, workers=1)
     with pytest.raises(AssertionError, match=r"small|large"):
@@ -122,9 +122,12 @@ def test_where_no_more_memory_can_be_locked_plain_buffers_do(sim, checkpoint, tr
     require_right(requests, truth)
 
 
-def test_events_that_cannot_be_waited_for_by_the_host(sim, checkpoint, truth, monkeypatch):
+def test_events_are_waited_for_through_the_backend(sim, checkpoint, truth, monkeypatch):
+    """A vendor's event may be any object: only the backend knows how to wait for it."""
     backend = get_backend("sim")
-    monkeypatch.setattr(backend, "record_event", lambda stream: object())
+    record, synchronize = backend.record_event, backend.synchronize_event
+    monkeypatch.setattr(backend, "record_event", lambda stream: (record(stream),))
+    monkeypatch.setattr(backend, "synchronize_event", lambda event: synchronize(*event))
     requests = requests_for(checkpoint, "sim:0")
     stream(list(requests.values()), buffer_bytes=1, workers=2)
     require_right(requests, truth)

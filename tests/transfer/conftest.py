@@ -48,10 +48,10 @@ class Offloaded:
             if not grad:
                 stack.enter_context(torch.no_grad())
             if whole:
-                stack.enter_context(self.engine.forward())
+                stack.enter_context(self.engine.whole_pass())
             x = x.to(self.device.torch)
             for i in range(len(self.blocks)) if order is None else order:
-                with self.groups[i]:
+                with self.groups[i].call():
                     x = self.blocks[i](x)
             return x
 

@@ -25,7 +25,7 @@ def ids(module):
 def test_all_slots_are_on_the_device_inside_and_the_same_objects_after(sim, device):
     module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).eval()
     before = ids(module)
-    with torch.no_grad(), unit_of(module, device):
+    with torch.no_grad(), unit_of(module, device).call():
         assert {str(slot.get().device) for _, slot in iter_slots(module)} == {device}
         got = module(torch.ones(2, 4, device=device))
     assert ids(module) == before
@@ -44,7 +44,7 @@ def test_a_twin_has_class_attributes_and_gradient_flag(sim, grad):
     module.frozen.scale = torch.full((4,), 0.5)
     module.frozen.tag = ["a"]
     tag = module.frozen.tag
-    with torch.set_grad_enabled(grad), unit_of(module):
+    with torch.set_grad_enabled(grad), unit_of(module).call():
         assert type(module.special) is Special
         assert all(isinstance(p, nn.Parameter) for p in module.parameters())
         assert [p.requires_grad for p in module.parameters()] == [True, True, False]
@@ -56,7 +56,7 @@ def test_a_twin_has_class_attributes_and_gradient_flag(sim, grad):
 
 def test_attributes_that_forward_sets_stay(sim):
     module = nn.Linear(4, 4)
-    with torch.no_grad(), unit_of(module):
+    with torch.no_grad(), unit_of(module).call():
         module.weight.seen = 3
         module.weight.cache = torch.ones(2, device="sim:0")
     assert module.weight.seen == 3
@@ -66,7 +66,7 @@ def test_attributes_that_forward_sets_stay(sim):
 def test_tied_weights_have_one_twin(sim):
     module = nn.ModuleDict({"a": nn.Linear(4, 4), "b": nn.Linear(4, 4)})
     module["b"].weight = module["a"].weight
-    with torch.no_grad(), unit_of(module):
+    with torch.no_grad(), unit_of(module).call():
         assert module["a"].weight is module["b"].weight
     assert module["a"].weight is module["b"].weight
 
@@ -94,7 +94,7 @@ def test_every_kind_of_tensor_arrives_as_it_is(sim, kind):
     module.register_buffer("first", torch.ones(3, dtype=torch.uint8))
     module.register_buffer("tensor", STRANGE[kind]())
     before = module.tensor
-    with torch.no_grad(), unit_of(module):
+    with torch.no_grad(), unit_of(module).call():
         copy = module.tensor
         assert str(copy.device) == "sim:0"
         assert (copy.dtype, copy.shape) == (before.dtype, before.shape)
@@ -114,7 +114,7 @@ def test_views_of_one_memory_stay_views_of_one(sim):
     whole = torch.arange(64.0)
     module.register_buffer("whole", whole)
     module.register_buffer("upper", whole[32:])
-    with torch.no_grad(), unit_of(module):
+    with torch.no_grad(), unit_of(module).call():
         module.upper.fill_(7)
         assert bool((module.whole[32:] == 7).all())
     assert bool((whole[32:] == 7).all())
@@ -122,10 +122,10 @@ def test_views_of_one_memory_stay_views_of_one(sim):
 
 def test_weights_of_other_accelerators_come_too(sim):
     module = nn.Linear(4, 4).to("sim:1")
-    with torch.no_grad(), unit_of(module, "sim:0"):
+    with torch.no_grad(), unit_of(module, "sim:0").call():
         assert str(module.weight.device) == "sim:0"
     assert str(module.weight.device) == "sim:1"
-    with torch.no_grad(), unit_of(module, "cpu"):
+    with torch.no_grad(), unit_of(module, "cpu").call():
         assert module.weight.device.type == "cpu"
 
 
@@ -135,7 +135,7 @@ def test_weights_of_other_accelerators_come_too(sim):
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_changes_in_place_are_written_back(sim, mode):
     module = nn.Linear(4, 4)
-    with mode(), unit_of(module):
+    with mode(), unit_of(module).call():
         module.weight.fill_(3)
         module.bias[1:].zero_()
     assert bool((module.weight == 3).all())
@@ -144,7 +144,7 @@ def test_changes_in_place_are_written_back(sim, mode):
 
 def test_what_was_not_changed_is_not_copied_back(sim):
     module = nn.Linear(4, 4)
-    with torch.no_grad(), unit_of(module):
+    with torch.no_grad(), unit_of(module).call():
         module(torch.ones(1, 4, device="sim:0"))
     assert sim.counters(0)["d2h_copies"] == 0
 
@@ -153,7 +153,7 @@ def test_what_was_not_changed_is_not_copied_back(sim):
 def test_running_statistics_come_home(sim, norm):
     module = norm(4, track_running_stats=True)
     plain, x = copy.deepcopy(module), torch.randn(6, 4, 5)
-    with torch.no_grad(), unit_of(module):
+    with torch.no_grad(), unit_of(module).call():
         module(x.to("sim:0"))
     plain(x)
     for (_, got), (_, wanted) in zip(iter_slots(module), iter_slots(plain), strict=True):
@@ -163,7 +163,7 @@ def test_running_statistics_come_home(sim, norm):
 def test_data_that_was_set_is_written_back(sim):
     module = nn.Linear(4, 4)
     weight = module.weight
-    with torch.no_grad(), unit_of(module):
+    with torch.no_grad(), unit_of(module).call():
         module.weight.data = torch.full((4, 4), 5.0, device="sim:0")
     assert module.weight is weight
     assert bool((weight == 5).all())
@@ -173,7 +173,7 @@ def test_a_buffer_that_forward_replaces_comes_to_rest_on_the_host(sim):
     module = nn.Module()
     module.register_buffer("state", torch.zeros(2))
     module.register_buffer("gone", torch.zeros(2))
-    with torch.no_grad(), unit_of(module):
+    with torch.no_grad(), unit_of(module).call():
         module.state = module.state + 1
         module.gone = None
     assert module.state.device.type == "cpu"
@@ -184,7 +184,7 @@ def test_a_buffer_that_forward_replaces_comes_to_rest_on_the_host(sim):
 def test_a_parameter_that_forward_replaces_comes_to_rest_on_the_host(sim):
     module = nn.Linear(2, 2)
     new = nn.Parameter(torch.ones(2, 2, device="sim:0"))
-    with torch.no_grad(), unit_of(module):
+    with torch.no_grad(), unit_of(module).call():
         module.weight = new
     assert module.weight is new
     assert new.device.type == "cpu"
@@ -197,7 +197,7 @@ def test_a_mapped_weight_is_changed_in_memory_and_not_in_its_file(sim, tmp_path)
     path.write_bytes(torch.zeros(16).numpy().tobytes())
     module = nn.Module()
     module.weight = nn.Parameter(map_file(path).tensor(0, torch.float32, (16,)))
-    with torch.no_grad(), unit_of(module):
+    with torch.no_grad(), unit_of(module).call():
         module.weight += 1
     assert bool((module.weight == 1).all())
     assert not any(path.read_bytes())
@@ -211,7 +211,7 @@ def test_backward_reaches_the_resting_weights(sim):
     plain, x = copy.deepcopy(module), torch.randn(3, 4)
     group = unit_of(module)
     for _ in range(2):
-        with group:
+        with group.call():
             loss = module(x.to("sim:0")).sum()
         loss.backward()
         plain(x).sum().backward()
@@ -223,14 +223,14 @@ def test_backward_reaches_the_resting_weights(sim):
 def test_second_derivatives_and_function_transforms_work(sim):
     module, x = nn.Linear(3, 1), torch.randn(2, 3)
     group = unit_of(module)
-    with group:
+    with group.call():
         y = module(x.to("sim:0")).square().sum()
     (first,) = torch.autograd.grad(y, module.weight, create_graph=True)
     first.sum().backward()
     assert torch.allclose(module.weight.grad, 2 * x.sum(1, keepdim=True).mul(x).sum(0)[None])
 
     def loss(inputs):
-        with group:
+        with group.call():
             return module(inputs).sum()
 
     got = torch.func.grad(loss)(x.to("sim:0"))
@@ -259,7 +259,7 @@ def test_weights_are_cast_where_they_are_needed(sim):
     module.register_buffer("count", torch.tensor(3))
     wanted = copy.deepcopy(module).to(torch.bfloat16)
     x = torch.randn(2, 8, dtype=torch.bfloat16)
-    with torch.no_grad(), unit_of(module, compute_dtype=torch.bfloat16):
+    with torch.no_grad(), unit_of(module, compute_dtype=torch.bfloat16).call():
         assert {p.dtype for p in module.parameters()} == {torch.bfloat16}
         assert module.count.dtype == torch.int64
         got = module(x.to("sim:0"))
@@ -271,7 +271,7 @@ def test_weights_are_cast_where_they_are_needed(sim):
 @pytest.mark.parametrize("device", ["cpu", "sim:0"])
 def test_weights_that_are_there_are_cast_too(sim, device):
     module = nn.Linear(8, 8, dtype=torch.bfloat16).to(device)
-    with torch.no_grad(), unit_of(module, device, compute_dtype=torch.float32):
+    with torch.no_grad(), unit_of(module, device, compute_dtype=torch.float32).call():
         assert module.weight.dtype == torch.float32
         module.weight.fill_(2)
     assert module.weight.dtype == torch.bfloat16
@@ -285,7 +285,7 @@ def test_what_the_device_cannot_hold_is_cast_before(sim, monkeypatch):
         SimulatorBackend, "supports_dtype", lambda _, dtype: dtype is not torch.float8_e5m2
     )
     module = nn.Linear(8, 8).to(torch.float8_e5m2)
-    with torch.no_grad(), unit_of(module, compute_dtype=torch.float32):
+    with torch.no_grad(), unit_of(module, compute_dtype=torch.float32).call():
         assert module.weight.dtype == torch.float32
     assert sim.counters(0)["h2d_bytes"] == (64 + 8) * 4
 
@@ -308,12 +308,13 @@ def test_autocast_does_not_keep_every_cast_that_it_makes(make, x):
 def test_calls_are_counted(sim):
     module = nn.Linear(2, 2)
     group = unit_of(module)
-    with torch.no_grad(), group:
-        with group:
+    with torch.no_grad(), group.call():
+        with group.call():
             assert str(module.weight.device) == "sim:0"
         assert str(module.weight.device) == "sim:0"
     assert module.weight.device.type == "cpu"
-    group.leave()  # one too many is harmless
+    call = group.call()
+    call.leave()  # one too many is harmless
 
 
 def test_an_inner_unit_uses_what_an_outer_one_brought(sim):
@@ -322,6 +323,7 @@ def test_an_inner_unit_uses_what_an_outer_one_brought(sim):
     device = parse_device("sim:0")
     outer = engine.group("outer", list(iter_modules(module)), device)
     inner = engine.group("inner", list(iter_modules(module[0])), device)
+    outer, inner = outer.call(), inner.call()
     with torch.no_grad():
         outer.enter()
         copy = module[0].weight
@@ -360,24 +362,24 @@ def test_a_weight_on_meta_is_named(sim):
     module = nn.Linear(2, 2, device="meta")
     group = Engine().group("block", list(iter_modules(module, "model.fc")), parse_device("sim:0"))
     with pytest.raises(UnplacedWeightError, match=r"model\.fc\.weight.*on meta"):
-        group.enter()
+        group.call().enter()
     assert module.weight.is_meta
 
 
 def test_lazy_parameters_are_left_alone(sim):
     module = nn.LazyLinear(3)
-    with unit_of(module):
+    with unit_of(module).call():
         assert nn.parameter.is_lazy(module.weight)
 
 
 def test_copies_and_pickles_are_independent(sim):
     module = nn.Linear(2, 2)
     group = unit_of(module)
-    with torch.no_grad(), group:
+    with torch.no_grad(), group.call():
         pass
     pair = (module, group)
     for copied, other in (copy.deepcopy(pair), pickle.loads(pickle.dumps(pair))):
-        with torch.no_grad(), other:
+        with torch.no_grad(), other.call():
             assert str(copied.weight.device) == "sim:0"
             assert module.weight.device.type == "cpu"
         assert torch.equal(copied.weight, module.weight)
@@ -387,7 +389,7 @@ def test_on_the_host_nothing_is_done(sim):
     module = nn.Linear(2, 2)
     group = Engine().group("m", list(iter_modules(module)), CPU)
     weight = module.weight
-    with group:
+    with group.call():
         assert module.weight is weight
     assert sim.counters(0)["h2d_copies"] == 0
 
@@ -396,7 +398,7 @@ def test_a_slot_may_become_empty(sim):
     module = nn.Linear(2, 2)
     group = Engine().group("m", [("", module)], parse_device("sim:0"))
     module.bias = None
-    with group:
+    with group.call():
         assert module.bias is None
         assert str(module.weight.device) == "sim:0"
 
@@ -405,10 +407,10 @@ def test_buffers_that_are_written_to_unseen_come_home_while_training(sim):
     module = nn.Module()
     module.register_buffer("codes", torch.zeros(4))
     group = unit_of(module)
-    with group:
+    with group.call():
         module.codes.data.add_(1)
     assert bool((module.codes == 1).all())
     version = module.codes._version
-    with group:
+    with group.call():
         pass
     assert module.codes._version == version

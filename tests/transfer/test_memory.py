@@ -42,7 +42,7 @@ def inputs():
 
 
 def pool_of(model):
-    return model.engine._runtime.queue(model.device).pool
+    return model.engine._prefetcher.engine(model.device).pool
 
 
 # ---------------------------------------------------------------------- out of memory
@@ -65,8 +65,8 @@ def test_memory_of_units_that_wait_is_given_to_the_one_that_is_needed(sim, make)
     sim.configure(devices=1, memory="5MiB", mode="lazy")
     model = make(big_blocks(4), prefetch_depth=3, reserve={"sim:0": 64 * MIB})
     with torch.no_grad():
-        model.groups[0].enter()
-        model.groups[0].leave()
+        with model.groups[0].call():
+            pass
         hog = torch.empty(int(0.5 * MIB), dtype=torch.uint8, device="sim:0")
         with warnings.catch_warnings(record=True):
             warnings.simplefilter("always")
@@ -82,7 +82,7 @@ def test_a_unit_that_does_not_fit_at_all_says_so_and_leaves_the_model_whole(sim,
     with pytest.warns(RuntimeWarning, match="out of memory"), pytest.raises(torch.OutOfMemoryError):
         model(inputs())
     assert model.blocks[0].weight is weight
-    assert not model.engine._standing
+    assert not model.engine.resident
     sim.configure(devices=1, memory="64MiB")
     assert torch.allclose(model(inputs()).cpu(), model.plain(inputs()), rtol=1e-4)
 
@@ -95,7 +95,7 @@ def test_a_tensor_that_travels_by_itself_gets_memory_too(sim):
     group = model.engine.group("loose", list(iter_modules(loose)), model.device)
     model(inputs())
     kept = torch.empty(MIB + MIB // 2, dtype=torch.uint8, device="sim:0")
-    with pytest.warns(RuntimeWarning, match="out of memory"), torch.no_grad(), group:
+    with pytest.warns(RuntimeWarning, match="out of memory"), torch.no_grad(), group.call():
         assert loose.even.shape == (MIB,)
     del kept
     model.engine.close()
@@ -135,9 +135,9 @@ def test_units_of_all_sizes_share_the_buffers(sim, make):
     shapes = [s.to("sim:0") for s in shapes]
 
     def run():
-        with torch.no_grad(), model.engine.forward():
+        with torch.no_grad(), model.engine.whole_pass():
             for group, block, x in zip(model.groups, blocks, shapes, strict=True):
-                with group:
+                with group.call():
                     block(x)
 
     for _ in range(3):
@@ -240,10 +240,9 @@ def test_a_model_that_is_deleted_while_weights_travel_is_gone(sim, mode, pinned)
     gc.collect()
     pinned_before = sim.pinned_bytes()
     model = Offloaded(make_blocks(5), prefetch_depth=3, pin_budget=None if pinned else 0)
-    with torch.no_grad():
-        model.groups[0].enter()
-        model.groups[0].leave()
-    assert model.engine._runtime._ahead
+    with torch.no_grad(), model.groups[0].call():
+        pass
+    assert model.engine._prefetcher._ahead
     gone = [weakref.ref(p) for b in model.blocks for p in b.parameters()]
     gone += [weakref.ref(model.engine), *(weakref.ref(u) for u in model.groups)]
     threads = readers()
@@ -284,7 +283,7 @@ def test_memory_that_others_hold_is_not_used_again_and_is_counted_out(make, x):
     model = make(make_blocks(3), prefetch_depth=0)
     kept = []
     for group, block in zip(model.groups, model.blocks, strict=True):
-        with torch.no_grad(), group:
+        with torch.no_grad(), group.call():
             kept.append(block.up.weight)
     assert pool_of(model).total == 0
     for tensor, block in zip(kept, model.blocks, strict=True):
@@ -297,7 +296,7 @@ def test_memory_that_others_hold_is_not_used_again_and_is_counted_out(make, x):
 def engine_pins(module, **options):
     engine = Engine(**options)
     group = engine.group("m", list(iter_modules(module)), parse_device("sim:0"))
-    with torch.no_grad(), group:
+    with torch.no_grad(), group.call():
         pass
     return engine
 
@@ -310,7 +309,8 @@ def test_resting_weights_are_page_locked_once(sim):
     assert [id(p) for p in block.parameters()] == [i for i, _ in before]
     assert all(torch.equal(p, v) for p, (_, v) in zip(block.parameters(), before, strict=True))
     places = [p.data_ptr() for p in block.parameters()]
-    with torch.no_grad(), engine.group("m", list(iter_modules(block)), parse_device("sim:0")):
+    again = engine.group("m", list(iter_modules(block)), parse_device("sim:0"))
+    with torch.no_grad(), again.call():
         pass
     assert [p.data_ptr() for p in block.parameters()] == places
 
@@ -388,9 +388,102 @@ def test_mapped_weights_stay_mapped_unless_they_shall_rest_in_memory(sim, tmp_pa
             "m",
             list(iter_modules(module)),
             parse_device("sim:0"),
-            resting=parse_device(resting) if resting else None,
+            offload_device=parse_device(resting) if resting else None,
         )
-        with torch.no_grad(), group:
+        with torch.no_grad(), group.call():
             assert not module.weight.any()
         assert (backing_of(module.weight) is not None) is stays
         assert module.weight.is_pinned() is not stays
+
+
+# ---------------------------------------------------------------------- gradients
+
+
+@pytest.mark.parametrize("trained", [True, False], ids=["trained", "frozen"])
+@pytest.mark.parametrize("options", [{}, {"pin_budget": 0}, {"dtype": torch.float64}])
+def test_a_forward_with_gradients_on_keeps_no_device_copies(sim, make, x, options, trained):
+    model = make(make_blocks(6), **options)
+    plain = make_blocks(6)
+    for block in (*model.blocks, *plain):
+        block.to(torch.float64 if "dtype" in options else None)
+        block.requires_grad_(trained)
+    x = x.to(model.blocks[0].up.weight.dtype)
+    inputs = [x.clone().requires_grad_() for _ in range(2)]
+    model(x)
+    group = sum(t.nbytes for t in model.blocks[0].state_dict().values())
+    before = torch.sim.memory_allocated(0)
+    output = model(inputs[0], grad=True)
+    kept = torch.sim.memory_allocated(0) - before
+    assert kept < 2 * group, "activations and their like, not six groups of weights"
+    wanted = inputs[1]
+    for block in plain:
+        wanted = block(wanted)
+    output.sum().backward()
+    wanted.sum().backward()
+    assert torch.allclose(inputs[0].grad, inputs[1].grad, atol=1e-5)
+    for block, other in zip(model.blocks, plain, strict=True):
+        for got, want in zip(block.parameters(), other.parameters(), strict=True):
+            assert (got.grad is None) is (not trained)
+            assert not trained or torch.allclose(got.grad, want.grad, atol=1e-5)
+
+
+def test_a_weight_that_changes_before_its_backward_is_an_error(make, x):
+    model = make(make_blocks(3))
+    output = model(x.requires_grad_(), grad=True)
+    with torch.no_grad():
+        model.blocks[1].up.weight.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        output.sum().backward()
+
+
+def test_an_activation_that_changes_before_its_backward_is_an_error(make, x):
+    model = make([nn.Sequential(nn.Linear(32, 32), nn.Sigmoid())])
+    output = model(x.requires_grad_(), grad=True)
+    with torch.no_grad():
+        output.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        output.sum().backward()
+
+
+def test_hooks_for_saved_tensors_of_others_go_on_working(make, x):
+    model = make(make_blocks(3))
+    packed = []
+
+    def pack(tensor):
+        packed.append(tensor.shape)
+        return tensor.cpu()
+
+    wanted = x.clone().requires_grad_()
+    result = model(wanted, grad=True)
+    result.sum().backward()
+    inputs = x.clone().requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor.to("sim:0")):
+        output = model(inputs, grad=True)
+    output.sum().backward()
+    assert packed
+    assert torch.Size([64, 32]) not in packed, "weights are not theirs"
+    assert torch.allclose(inputs.grad, wanted.grad)
+    assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointing_recomputes_blocks(make, x, reentrant):
+    from torch.utils.checkpoint import checkpoint
+
+    model, plain = make(make_blocks(2)), make_blocks(2)
+    inputs, others = x.clone().requires_grad_(), x.clone().requires_grad_()
+
+    def part(i, value):
+        with model.groups[i].call():
+            return model.blocks[i](value)
+
+    value, wanted = inputs.to("sim:0"), others
+    for i in range(2):
+        value = checkpoint(part, i, value, use_reentrant=reentrant)
+        wanted = plain[i](wanted)
+    value.sum().backward()
+    wanted.sum().backward()
+    assert torch.allclose(inputs.grad, others.grad, atol=1e-5)
+    got = [p.grad for b in model.blocks for p in b.parameters()]
+    want = [p.grad for b in plain for p in b.parameters()]
+    assert all(torch.allclose(g, w, atol=1e-5) for g, w in zip(got, want, strict=True))

@@ -115,7 +115,7 @@ def test_a_page_locked_weight_between_others_arrives(sim):
     for name, size in sizes.items():
         module.register_buffer(name, torch.rand(size))
     group = Engine().group("module", list(iter_modules(module)), parse_device("sim:0"))
-    with group:
+    with group.call():
         pass
     assert all(t.is_pinned() for t in module.buffers())
     for original in itertools.permutations(sizes):
@@ -126,7 +126,7 @@ def test_a_page_locked_weight_between_others_arrives(sim):
         module.load_state_dict(new, strict=False, assign=True)
         wanted = {name: tensor.clone() for name, tensor in module.named_buffers()}
         for _ in range(2):
-            with group:
+            with group.call():
                 got = {name: tensor.cpu() for name, tensor in module.named_buffers()}
             assert all(torch.equal(got[name], wanted[name]) for name in sizes)
 
@@ -148,7 +148,7 @@ def test_what_a_reader_raises_is_raised_where_the_weights_are_needed(make, x, mo
         def fail(*_):
             raise OSError("the disk is gone")
 
-        patch.setattr("anydevice.transfer.transfer.Transfer.deliver", fail)
+        patch.setattr("anydevice.transfer.residency.Residency.deliver", fail)
         with pytest.raises(OSError, match="the disk is gone"):
             model(x)
     assert all(p.device == CPU.torch for b in model.blocks for p in b.parameters())
@@ -223,7 +223,7 @@ def test_memory_of_a_batched_copy_that_fails_is_not_written_to_later(sim, monkey
             raise KeyboardInterrupt
         return tensor
 
-    monkeypatch.setattr("anydevice.transfer.batched_copy._GROUP", 1 << 20)
+    monkeypatch.setattr("anydevice.transfer.batched_copy._BATCH", 1 << 20)
     monkeypatch.setattr("anydevice.transfer.batched_copy.bytes_of", interrupt)
     with pytest.raises(KeyboardInterrupt):
         copy_batch(sources, parse_device("sim:0"))
@@ -237,14 +237,14 @@ def test_a_transfer_that_fails_to_start_gives_its_buffer_back(make, x, monkeypat
     model = make(prefetch_depth=0)
     wanted = model.plain(x)
     assert same(model(x), wanted)
-    queue = model.engine._runtime.queue(model.device)
-    total = queue.pool.total
+    pool = model.engine._prefetcher.engine(model.device).pool
+    total = pool.total
     with monkeypatch.context() as patch:
-        patch.setattr("anydevice.transfer.transfer.bytes_of", lambda *_: 1 / 0)
+        patch.setattr("anydevice.transfer.residency.bytes_of", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             model(x)
     assert same(model(x), wanted)
-    assert queue.pool.total == total
+    assert pool.total == total
 
 
 # ---------------------------------------------------------------------- profiles
@@ -306,7 +306,7 @@ def test_tensors_that_travel_alone_are_counted(sim):
     module = nn.Module()
     module.register_buffer("odd", torch.randn(6)[::2])
     group = Engine().group("odd", list(iter_modules(module)), parse_device("sim:0"))
-    with profile_transfers() as profile, torch.no_grad(), group:
+    with profile_transfers() as profile, torch.no_grad(), group.call():
         pass
     assert profile.bytes == 12
     assert profile.copies == 1
@@ -354,10 +354,10 @@ def test_files_are_read_ahead_of_the_host_while_the_disk_is_slow(
     model = Offloaded(mapped_blocks(tmp_path, 4), "cpu", prefetch_depth=2)
 
     def run():
-        with model.engine.forward():
+        with model.engine.whole_pass():
             for group, block in zip(model.groups, model.blocks, strict=True):
                 weight = block.weight
-                with group:
+                with group.call():
                     assert block.weight is weight
 
     run()
@@ -374,7 +374,7 @@ def test_small_files_are_left_to_the_system(sim, tmp_path, advice, monkeypatch):
     monkeypatch.setattr("anydevice.transfer.engine.page_faults", lambda: next(counts))
     model = Offloaded(mapped_blocks(tmp_path, 3, nbytes=4096), "cpu")
     for group in model.groups:
-        with group:
+        with group.call():
             pass
     model.engine.close()
     assert advice == []
@@ -382,9 +382,9 @@ def test_small_files_are_left_to_the_system(sim, tmp_path, advice, monkeypatch):
 
 def test_staged_weights_are_read_ahead(sim, tmp_path, advice):
     model = Offloaded(mapped_blocks(tmp_path, 3), "sim:0", prefetch_depth=1)
-    with torch.no_grad(), model.engine.forward():
+    with torch.no_grad(), model.engine.whole_pass():
         for group in model.groups:
-            with group:
+            with group.call():
                 pass
     model.engine.close()
     assert advice == [0, 1 << 20, 2 << 20]
@@ -393,6 +393,6 @@ def test_staged_weights_are_read_ahead(sim, tmp_path, advice):
 def test_a_file_that_is_gone_is_found_out_by_who_uses_it(sim, tmp_path):
     model = Offloaded(mapped_blocks(tmp_path, 2), "sim:0")
     (tmp_path / "weights").unlink()
-    with torch.no_grad(), model.groups[0]:  # it is still mapped
+    with torch.no_grad(), model.groups[0].call():  # it is still mapped
         assert not model.blocks[0].weight.any()
     model.engine.close()

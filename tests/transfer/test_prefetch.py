@@ -66,12 +66,12 @@ def test_blocks_on_two_devices_take_turns(sim, x):
     for i, group in enumerate(one.groups):
         if i % 2:
             other = Offloaded([blocks[i]], "sim:1").groups[0]
-            group.device, group._place = other.device, other._place
+            group.device, group._torch_device = other.device, other._torch_device
     for _ in range(3):
         y = x
-        with torch.no_grad(), one.engine.forward():
+        with torch.no_grad(), one.engine.whole_pass():
             for group, block in zip(one.groups, blocks, strict=True):
-                with group:
+                with group.call():
                     y = block(y.to(group.device.torch))
         assert same(y, one.plain(x))
 
@@ -204,14 +204,14 @@ def test_nothing_is_left_under_way_when_a_pass_ends_early(sim, make, x):
     model = make(prefetch_depth=3)
     model(x)
     model(x, [0, 1])
-    assert not model.engine._runtime._ahead
+    assert not model.engine._prefetcher._ahead
 
 
 def test_what_was_changed_after_it_set_out_sets_out_again(make, x):
     model = make(prefetch_depth=3)
-    with torch.no_grad(), model.engine.forward():
-        model.groups[0].enter()
-        model.groups[0].leave()  # now the next three are under way
+    with torch.no_grad(), model.engine.whole_pass():
+        with model.groups[0].call():  # now the next three are under way
+            pass
         wanted = []
         for block in model.blocks[1:]:
             model.engine.settle()
@@ -219,7 +219,7 @@ def test_what_was_changed_after_it_set_out_sets_out_again(make, x):
             block.down.bias.data = torch.ones(WIDTH)
             wanted.append(block.up.weight.clone())
         for group, block, weight in zip(model.groups[1:], model.blocks[1:], wanted, strict=True):
-            with group:
+            with group.call():
                 assert torch.equal(block.up.weight.cpu(), weight)
                 assert bool((block.down.bias.cpu() == 1).all())
 
@@ -266,7 +266,7 @@ def test_threads_share_a_model(sim, make, mode, streams):
         thread.join()
     assert failures == []
     assert all(p.device.type == "cpu" for b in model.blocks for p in b.parameters())
-    assert not model.engine._standing
+    assert not model.engine.resident
 
 
 def test_two_models_share_a_device(sim, make, x):
@@ -323,15 +323,15 @@ def test_an_exception_in_the_middle_spoils_nothing(sim, x):
 def without(monkeypatch, which):
     """Take one kind of wait out of the engine."""
     from anydevice.transfer.queue import DeviceQueue
-    from anydevice.transfer.transfer import Transfer
+    from anydevice.transfer.residency import Residency
 
     wait = DeviceQueue.wait
     if which == "arrival":
-        monkeypatch.setattr(Transfer, "arrive", lambda self, stream: self._queued.wait())
+        monkeypatch.setattr(Residency, "arrive", lambda self: self.wait_queued())
     elif which == "reuse":
 
         def forget(self, stream, event):
-            if stream is not self.side:
+            if stream is not self.copy_stream:
                 wait(self, stream, event)
 
         monkeypatch.setattr(DeviceQueue, "wait", forget)
@@ -367,7 +367,7 @@ def test_memory_that_was_just_freed_is_not_written_to_while_it_is_read(
         sim.configure(devices=1, memory="64MiB", mode="random", seed=seed)
         model, inputs = make(make_blocks(1)), x.to("sim:0")
         model(inputs)
-        nbytes = model.engine._runtime.queue(model.device).pool.total
+        nbytes = model.engine._prefetcher.engine(model.device).pool.total
         model.engine.close()
         torch.sim.empty_cache()
         torch.sim.synchronize(0)
@@ -388,7 +388,7 @@ def test_memory_that_is_given_back_is_not_written_to_any_more(sim, make, x, monk
     wait = DeviceQueue.wait
 
     def forget(self, stream, event):
-        if stream is self.side:
+        if stream is self.copy_stream:
             wait(self, stream, event)
 
     right = []
@@ -396,11 +396,10 @@ def test_memory_that_is_given_back_is_not_written_to_any_more(sim, make, x, monk
         sim.configure(devices=1, memory="64MiB", mode="random", seed=seed)
         model = make(make_blocks(3), prefetch_depth=2)
         model(x.to("sim:0"))
-        with torch.no_grad():
-            model.groups[0].enter()
-            model.groups[0].leave()
-        assert model.engine._runtime._ahead
-        sizes = [s.buffer.nbytes for s in model.engine._runtime._ahead.values()]
+        with torch.no_grad(), model.groups[0].call():
+            pass
+        assert model.engine._prefetcher._ahead
+        sizes = [s.buffer.nbytes for s in model.engine._prefetcher._ahead.values()]
         with monkeypatch.context() as patch:
             if not waits:
                 patch.setattr(DeviceQueue, "wait", forget)

@@ -16,9 +16,9 @@ simulator.configure(devices=1, memory="64MiB", mode={mode!r}, h2d=5)
 from tests.transfer.conftest import Offloaded, make_blocks
 model = Offloaded(make_blocks(), prefetch_depth=3, pin_budget={budget!r})
 with torch.no_grad():
-    model.groups[0].enter()
-    model.groups[0].leave()
-assert model.engine._runtime._ahead
+    with model.groups[0].call():
+        pass
+assert model.engine._prefetcher._ahead
 print("under way", flush=True)
 {end}
 """
@@ -73,9 +73,8 @@ def test_parent_and_child_of_a_fork_go_on(sim, x, mode, budget):
     sim.configure(devices=1, memory="64MiB", mode=mode, **({"h2d": 20} if mode == "thread" else {}))
     model = Offloaded(make_blocks(), prefetch_depth=2, pin_budget=budget)
     wanted = model.plain(x)
-    with torch.no_grad():
-        model.groups[0].enter()
-        model.groups[0].leave()
+    with torch.no_grad(), model.groups[0].call():
+        pass
 
     def again():
         return [same(model(x), wanted), model.engine.close(), same(model(x), wanted)]

@@ -24,7 +24,7 @@ from anydevice.modules import own_device
 from anydevice.tensors import all_on_device, find_device, move_tensor, send_to_device
 from anydevice.text import list_some
 from anydevice.ties import gather_weights
-from anydevice.transfer import Engine, OffloadGroup
+from anydevice.transfer import Engine, GroupCall, OffloadGroup, PassCall
 from anydevice.weights import Slot, iter_modules, iter_slots
 
 __all__ = ["AlignDevicesHook", "Regrouping"]
@@ -237,15 +237,10 @@ class AlignDevicesHook(ModelHook):
         input_device = find_device((args, kwargs)) if self.io_same_device else None
         kind = type(self)
         sent, align = None, self.align
-        group, passes = self.group, self.passes
-        if passes is not None:
-            passes.begin_pass()
+        calls = self._calls()
         try:
-            if group is not None:
-                group.enter()
             try:
-                for alias in self._aliases:
-                    alias.follow()
+                self._enter(calls)
                 if kind.pre_forward is not AlignDevicesHook.pre_forward:
                     args, kwargs = self.pre_forward(module, *args, **kwargs)
                 if self._target is not None and not _are_there(args, kwargs, self._target):
@@ -261,16 +256,12 @@ class AlignDevicesHook(ModelHook):
                 if kind.post_forward is not AlignDevicesHook.post_forward:
                     output = self.post_forward(module, output)
             finally:
-                if group is not None:
-                    group.leave()
-                    for alias in self._aliases:
-                        alias.follow()
+                self._leave(calls)
         except RuntimeError as error:
             self._explain(module, error)
             raise
         finally:
-            if passes is not None:
-                passes.end_pass()
+            self._leave(calls)  # an interrupt may have cut the first short
         if input_device is not None:
             return send_to_device(output, input_device, skip_keys=self.skip_keys)
         return output
@@ -305,24 +296,43 @@ class AlignDevicesHook(ModelHook):
     @contextlib.contextmanager
     def _hold(self) -> Iterator[None]:
         """Have the weights on the device while a forward that runs in steps lasts."""
-        group, passes = self.group, self.passes
-        if passes is not None:
-            passes.begin_pass()
+        calls = self._calls()
         try:
-            if group is not None:
-                group.enter()
             try:
-                for alias in self._aliases:
-                    alias.follow()
+                self._enter(calls)
                 yield
             finally:
-                if group is not None:
-                    group.leave()
-                    for alias in self._aliases:
-                        alias.follow()
+                self._leave(calls)
         finally:
-            if passes is not None:
-                passes.end_pass()
+            self._leave(calls)
+
+    def _calls(self) -> tuple[PassCall | None, GroupCall | None]:
+        """A call of the whole model, where this hook is on it, and one of the group."""
+        return (
+            self.passes.whole_pass() if self.passes is not None else None,
+            self.group.call() if self.group is not None else None,
+        )
+
+    def _enter(self, calls: tuple[PassCall | None, GroupCall | None]) -> None:
+        whole, call = calls
+        if whole is not None:
+            whole.begin()
+        if call is not None:
+            call.enter()
+        for alias in self._aliases:
+            alias.follow()
+
+    def _leave(self, calls: tuple[PassCall | None, GroupCall | None]) -> None:
+        """Undo `_enter`, as far as it came. May be called again."""
+        whole, call = calls
+        try:
+            if call is not None:
+                call.leave()
+                for alias in self._aliases:
+                    alias.follow()
+        finally:
+            if whole is not None:
+                whole.end()
 
     def _finish(self, module: nn.Module, input_device: torch.device | None, result: Any) -> Any:
         """Turn the result of a forward that runs in steps into what its caller gets."""

@@ -71,10 +71,10 @@ class LayerwiseCastingHook(ModelHook):
             group = self._groups[device] = self._engine.group(
                 type(module).__name__, parts, device, compute_dtype=self.compute_dtype
             )
-        with group:
+        with group.call():
             output = forward(*args, **kwargs)
         if type(output) in RESUMABLE:
-            return resume(output, Call(lambda: group, _step, _same))
+            return resume(output, Call(group.call, _step, _same))
         return output
 
     def detach_hook(self, module: nn.Module) -> nn.Module:

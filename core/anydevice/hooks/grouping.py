@@ -282,7 +282,7 @@ class _Attaching:
         places = {self._stored(*named) for part in nodes for named in part.away}
         resting = places.pop() if len(places) == 1 else None
         modules = [(part.name, part.module) for part in nodes]
-        return self.engine.group(node.name, modules, device, resting=resting)
+        return self.engine.group(node.name, modules, device, offload_device=resting)
 
     def _stored(self, name: str, slot: Slot) -> Device | None:
         """Where a weight is stored by plan; None for one that was added since."""

@@ -59,7 +59,7 @@ def align_module_device(
     group = engine.group(type(module).__name__, parts, parse_device(device))
     group.compares = True
     try:
-        with group:
+        with group.call():
             yield
     finally:
         engine.close()

@@ -5,16 +5,12 @@ one run after another: read it into a buffer, then put each tensor's part where 
 one thread waits for the disk or a device, another casts. So every byte is read once, in order, and
 the host memory taken beyond the results is that of the buffers, whatever the size of a shard.
 
-[Note: buffers and devices that copy later]
-From page-locked memory a copy to a device may be queued and done later, so the buffer must not be
-filled again before. Each thread therefore has two buffers and turns between them; it marks an event
-behind the copies out of one, and waits for that event before it fills that one anew. Where a device
-does not claim both page-locked memory and streams, copies are blocking and no event is needed.
+Where a device claims page-locked memory and streams, copies to it are queued and run later:
+`StagingRing` has two buffers for each thread then, and fills none that is still being copied from.
 """
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import os
 import threading
@@ -25,13 +21,13 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from anydevice import registry
-from anydevice.backend import DeviceBackend
 from anydevice.checkpoint.info import TensorInfo
 from anydevice.devices import Device
 from anydevice.errors import CheckpointNotFoundError, CorruptCheckpointError
 from anydevice.interrupts import check, stopper
 from anydevice.loading.options import DEFAULT_BUFFER_BYTES
+from anydevice.transfer.queue import DeviceQueue
+from anydevice.transfer.staging import StagingBuffer, StagingRing
 
 __all__ = ["Request", "stream"]
 
@@ -167,44 +163,47 @@ class _Stream:
     def __init__(
         self, device: Device, runs: list[_Run], longest: int, advance: Callable[[int], object]
     ) -> None:
-        self.device = device
-        self.longest = longest
-        self.advance = advance
-        self.backend = registry.get_backend(device.type)
-        able = self.backend.capabilities
-        self.queues = device.is_accelerator and able.pinned_memory and able.streams
+        self.queue = DeviceQueue(device)
+        self._longest = longest
+        self._advance = advance
+        self._count = len(runs)
         self._runs = iter(runs)
         self._lock = threading.Lock()
         self._stopped = False
         self._must_stop = stopper()
 
     def run(self, workers: int) -> None:
-        """Work until all is done, or the first failure."""
+        """Work until everything is done, or the first failure."""
+        count = min(self._count, 2 * workers if self.queue.pins else workers)
+        ring = StagingRing(self.queue, self._longest + _ALIGNMENT, max(1, count))
         with ThreadPoolExecutor(max(1, workers), "anydevice-load") as pool:
-            lanes = [pool.submit(self._work) for _ in range(workers)]
             try:
-                for lane in lanes:
-                    lane.result()
-            except BaseException:
+                for future in [pool.submit(self._work, ring) for _ in range(workers)]:
+                    future.result()
+            finally:
                 self._stopped = True
-                raise
+        ring.drain()
         check()
-        if self.device.is_accelerator and self.device.index is not None:
+        if self.queue.device.is_accelerator:
             # The results may be used on any stream after this.
-            self.backend.synchronize(self.device.index)
+            self.queue.backend.synchronize(self.queue.index)
 
-    def _work(self) -> None:
-        lane = _Lane(self)
+    def _work(self, ring: StagingRing) -> None:
+        file = _File()
         try:
             with torch.no_grad():
                 for run in self._take():
-                    lane.do(run)
-                    self.advance(sum(part.nbytes for part in run.parts))
+                    buffer = ring.acquire()
+                    try:
+                        self._load(run, buffer, file)
+                    finally:
+                        ring.release(buffer)
+                    self._advance(sum(part.nbytes for part in run.parts))
         except BaseException:
             self._stopped = True
             raise
         finally:
-            lane.close()
+            file.close()
 
     def _take(self) -> Iterator[_Run]:
         while not self._stopped and not self._must_stop():
@@ -214,39 +213,42 @@ class _Stream:
                 return
             yield run
 
-
-class _Lane:
-    """One thread's files and buffers."""
-
-    def __init__(self, owner: _Stream) -> None:
-        self.owner = owner
-        self.file: Any = None
-        count = 2 if owner.queues else 1
-        self.buffers = [_Buffer(owner) for _ in range(count)]
-        self.turn = 0
-
-    def do(self, run: _Run) -> None:
+    def _load(self, run: _Run, buffer: StagingBuffer, file: _File) -> None:
         """Read a run, and put each part where it belongs."""
-        buffer = self.buffers[self.turn]
-        self.turn = (self.turn + 1) % len(self.buffers)
-        buffer.wait()
         shift = run.offset % _ALIGNMENT
-        self._read(run, buffer.memory[shift : shift + run.nbytes])
-        for part in run.parts:
-            start = shift + part.offset - run.offset
-            source = buffer.tensor[start : start + part.nbytes]
-            _put(part, _typed(source, start, part.request.info.dtype), self.owner, buffer.pinned)
-        buffer.mark()
-
-    def _read(self, run: _Run, memory: memoryview) -> None:
+        file.read(run, buffer.memory[shift : shift + run.nbytes])
         try:
-            if self.file is None or self.file.name != run.file:
+            for part in run.parts:
+                start = shift + part.offset - run.offset
+                source = buffer.tensor[start : start + part.nbytes]
+                source = _typed(source, start, part.request.info.dtype)
+                _put(part, source, self.queue, buffer.pinned)
+        finally:
+            if buffer.pinned:
+                buffer.event = self.queue.record(self.queue.current_stream())
+
+
+class _File:
+    """The file that a thread reads: the last one stays open."""
+
+    def __init__(self) -> None:
+        self._file: Any = None
+
+    def read(self, run: _Run, memory: memoryview) -> None:
+        """Fill memory with a run.
+
+        Raises:
+            CorruptCheckpointError: the file is shorter than it was.
+            CheckpointNotFoundError: it is gone.
+        """
+        try:
+            if self._file is None or self._file.name != run.file:
                 self.close()
-                self.file = open(run.file, "rb", buffering=0)  # noqa: SIM115 - closed in `close`
-            self.file.seek(run.offset)
+                self._file = open(run.file, "rb", buffering=0)  # noqa: SIM115 - see `close`
+            self._file.seek(run.offset)
             done = 0
             while done < run.nbytes:
-                count = self.file.readinto(memory[done:])
+                count = self._file.readinto(memory[done:])
                 if not count:
                     raise CorruptCheckpointError(
                         f"{run.file} ended at byte {run.offset + done:,} while it was read: it has "
@@ -257,66 +259,10 @@ class _Lane:
             raise CheckpointNotFoundError(f"{run.file} is gone since it was opened") from error
 
     def close(self) -> None:
-        if self.file is not None:
-            self.file.close()
-            self.file = None
-        for buffer in self.buffers:
-            buffer.wait()
-
-
-class _Buffer:
-    """Host memory for one run; made when first used."""
-
-    def __init__(self, owner: _Stream) -> None:
-        self.owner = owner
-        self.pinned = False
-        self.event: Any = None
-        self._tensor: torch.Tensor | None = None
-        self._memory: memoryview | None = None
-
-    @property
-    def tensor(self) -> torch.Tensor:
-        if self._tensor is None:
-            size = self.owner.longest + _ALIGNMENT
-            self._tensor = torch.empty(size, dtype=torch.uint8, device="cpu")
-            if self.owner.queues:
-                self._tensor, self.pinned = _pin(self.owner.backend, self._tensor)
-        return self._tensor
-
-    @property
-    def memory(self) -> memoryview:
-        if self._memory is None:
-            tensor = self.tensor
-            array = (ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())
-            self._memory = memoryview(array).cast("B")
-        return self._memory
-
-    def mark(self) -> None:
-        """Remember the copies out of it that are queued."""
-        if self.pinned:
-            backend, index = self.owner.backend, self.owner.device.index
-            assert index is not None
-            self.event = backend.record_event(backend.current_stream(index))
-
-    def wait(self) -> None:
-        """Wait until nothing is copied out of it any more."""
-        if self.event is None:
-            return
-        wait = getattr(self.event, "synchronize", None)
-        if wait is not None:
-            wait()
-        else:
-            assert self.owner.device.index is not None
-            self.owner.backend.synchronize(self.owner.device.index)
-        self.event = None
-
-
-def _pin(backend: DeviceBackend, tensor: torch.Tensor) -> tuple[torch.Tensor, bool]:
-    """A page-locked buffer, where there is still memory that may be locked."""
-    try:
-        return backend.pin_memory(tensor), True
-    except RuntimeError:
-        return tensor, False
+        """Close what is open."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
 
 def _typed(source: torch.Tensor, start: int, dtype: torch.dtype) -> torch.Tensor:
@@ -324,21 +270,21 @@ def _typed(source: torch.Tensor, start: int, dtype: torch.dtype) -> torch.Tensor
     return (source.clone() if start % dtype.itemsize else source).view(dtype)
 
 
-def _put(part: _Part, source: torch.Tensor, owner: _Stream, pinned: bool) -> None:
-    """Bring some elements to their place in the result, on its device and in its dtype."""
+def _put(part: _Part, source: torch.Tensor, queue: DeviceQueue, pinned: bool) -> None:
+    """Move some elements to their place in the result, on its device and in its dtype."""
     request = part.request
     whole = part.stop - part.start == request.shape.numel()
-    if not owner.device.is_accelerator:
+    if not queue.device.is_accelerator:
         request.destination()[part.start : part.stop].copy_(source)
         return
-    backend = owner.backend
+    backend = queue.backend
     if source.dtype != request.dtype and not backend.supports_dtype(source.dtype):
         source, pinned = source.to(request.dtype), False
     if whole and request.into is None:
-        moved = backend.move(source.view(request.shape), owner.device.torch, non_blocking=pinned)
+        moved = backend.move(source.view(request.shape), queue.torch_device, non_blocking=pinned)
         request.result = moved if moved.dtype == request.dtype else moved.to(request.dtype)
         return
-    # Straight into its place, so that the device never holds a part twice; cast before it travels.
+    # Straight into its place, so that the device never holds a part twice; cast before the copy.
     if source.dtype != request.dtype:
         source, pinned = source.to(request.dtype), False
     request.destination()[part.start : part.stop].copy_(source, non_blocking=pinned)

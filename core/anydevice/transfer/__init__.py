@@ -1,15 +1,17 @@
 """When weights move: one place decides, and hooks ask it. See docs/transfers.md."""
 
 from anydevice.transfer.batched_copy import copy_batch, page_lock
-from anydevice.transfer.engine import Engine
-from anydevice.transfer.group import OffloadGroup
+from anydevice.transfer.engine import Engine, PassCall
+from anydevice.transfer.group import GroupCall, OffloadGroup
 from anydevice.transfer.profile import GroupTransfers, TransferProfile, profile_transfers
 from anydevice.transfer.settings import read_prefetch_depth
 
 __all__ = [
     "Engine",
+    "GroupCall",
     "GroupTransfers",
     "OffloadGroup",
+    "PassCall",
     "TransferProfile",
     "copy_batch",
     "page_lock",

@@ -1,8 +1,7 @@
-"""Tensors that move house: they come to original on another device."""
+"""Batched copies: many tensors are moved to a device in few copies."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -11,26 +10,30 @@ import torch
 from anydevice import registry
 from anydevice.devices import Device
 from anydevice.tensors import move_tensor
-from anydevice.transfer.copy_plan import align, bytes_of, tensor_at, travels_as_bytes
-from anydevice.transfer.pinning import PinBudget, pin_resting
+from anydevice.transfer.copy_plan import bytes_of, plan_copies, tensor_at, travels_as_bytes
+from anydevice.transfer.pinning import PinBudget, pin_host_tensors
 from anydevice.transfer.queue import DeviceQueue
 
 __all__ = ["copy_batch", "page_lock"]
 
-#: Tensors share device memory in groups of about so many bytes: it is given back by groups.
-_GROUP: Final = 64 << 20
+#: Tensors share device memory in batches of about so many bytes; it is freed batch by batch.
+_BATCH: Final = 64 << 20
 
 
-def copy_batch(tensors: Sequence[torch.Tensor], device: Device) -> list[torch.Tensor]:
+def copy_batch(
+    tensors: Sequence[torch.Tensor], device: Device, block: torch.Tensor | None = None
+) -> list[torch.Tensor]:
     """Copy tensors to a device, in few copies that are queued together.
 
-    From the host to a device with streams they travel on a side stream, beside whatever the device
-    still computes; the current stream's later work finds them there, and the host does not wait
-    (but for memory that is not page-locked, which it must read). All others go one by one.
+    From the host to a device with streams they are copied on a stream of their own, beside whatever
+    the device still computes; the current stream's later work finds them there, and the host does
+    not wait (except for memory that is not page-locked, which it must read). All others are moved
+    one by one.
 
     Args:
         tensors: on any device; detached. A tensor that comes twice is copied once.
         device: where to; a tensor that is there already is returned itself.
+        block: page-locked memory from `page_lock` in which several of them may lie.
 
     Returns:
         Tensors on ``device``, each with the strides of its original where that is dense.
@@ -39,25 +42,25 @@ def copy_batch(tensors: Sequence[torch.Tensor], device: Device) -> list[torch.Te
         RuntimeError: the device has no memory for them.
     """
     found: dict[int, torch.Tensor] = {}
-    queue = _queue(device)
+    queue = DeviceQueue(device)
     with torch.inference_mode(False), torch.no_grad():
         together = []
         for tensor in {id(t): t for t in tensors}.values():
-            if queue.streams and travels_as_bytes(tensor):
+            if queue.has_streams and travels_as_bytes(tensor):
                 together.append(tensor)
             else:
                 found[id(tensor)] = move_tensor(tensor, device)
         try:
-            for group in _groups(together):
-                _copy_group(group, queue, found)
+            for batch in _batches(together):
+                _copy_batch(batch, queue, block, found)
         finally:
             # Also when it fails: queued copies still write to memory that is given back now.
-            queue.wait(queue.here(), queue.mark(queue.side if together else None))
+            queue.wait(queue.current_stream(), queue.record(queue.copy_stream))
     return [found[id(tensor)] for tensor in tensors]
 
 
-def page_lock(tensors: Sequence[torch.Tensor], device: Device) -> None:
-    """Page-lock resting tensors, once, so that `copy_batch` need not stop the host for them.
+def page_lock(tensors: Sequence[torch.Tensor], device: Device) -> torch.Tensor | None:
+    """Page-lock host tensors, once, so that `copy_batch` need not stop the host for them.
 
     Where the device does not claim page-locked memory, or too little host memory is free, they stay
     as they are; so do views of files.
@@ -65,47 +68,41 @@ def page_lock(tensors: Sequence[torch.Tensor], device: Device) -> None:
     Args:
         tensors: on the host; each keeps its identity, and its data moves.
         device: where they will be copied to.
+
+    Returns:
+        The block of memory in which they lie now; None where none was moved.
     """
     backend = registry.get_backend(device.torch)
-    if device.is_accelerator and backend.capabilities.pinned_memory:
-        pin_resting(tensors, backend, PinBudget(None), mapped=False)
+    if not device.is_accelerator or not backend.capabilities.pinned_memory:
+        return None
+    return pin_host_tensors(tensors, backend, PinBudget(None), mapped=False)
 
 
-def _queue(device: Device) -> DeviceQueue:
-    queue = _queues.get(device)
-    if queue is None or not queue.is_current():
-        queue = _queues[device] = DeviceQueue(device, 0)
-    return queue
-
-
-#: Devices that something was copied to; each has one side stream for it.
-_queues: Final[dict[Device, DeviceQueue]] = {}
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_queues.clear)
-
-
-def _copy_group(
-    group: list[torch.Tensor], queue: DeviceQueue, found: dict[int, torch.Tensor]
+def _copy_batch(
+    batch: list[torch.Tensor],
+    queue: DeviceQueue,
+    block: torch.Tensor | None,
+    found: dict[int, torch.Tensor],
 ) -> None:
-    flat = queue.allocate(sum(align(tensor.nbytes) for tensor in group))
-    queue.wait(queue.side, queue.mark(queue.here()))  # the memory's last reader may still be queued
-    offset = 0
-    with queue.on_side():
-        for tensor in group:
-            source = bytes_of(tensor, tensor.nbytes, None)
-            flat.narrow(0, offset, tensor.nbytes).copy_(source, non_blocking=True)
-            found[id(tensor)] = tensor_at(flat, offset, tensor)
-            offset += align(tensor.nbytes)
+    plan = plan_copies(batch, block, queue.pins)
+    flat = queue.allocate(plan.nbytes)
+    queue.wait(queue.copy_stream, queue.record(queue.current_stream()))  # its last reader
+    with queue.copying():
+        for run in plan.runs:
+            source = bytes_of(batch[run.weight], run.nbytes, block)
+            flat.narrow(0, run.offset, run.nbytes).copy_(source, non_blocking=True)
+    for piece in plan.pieces:
+        found[id(batch[piece.weight])] = tensor_at(flat, piece.offset, batch[piece.weight])
 
 
-def _groups(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    group: list[torch.Tensor] = []
+def _batches(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    batch: list[torch.Tensor] = []
     size = 0
     for tensor in tensors:
-        if group and size + tensor.nbytes > _GROUP:
-            yield group
-            group, size = [], 0
-        group.append(tensor)
+        if batch and size + tensor.nbytes > _BATCH:
+            yield batch
+            batch, size = [], 0
+        batch.append(tensor)
         size += tensor.nbytes
-    if group:
-        yield group
+    if batch:
+        yield batch

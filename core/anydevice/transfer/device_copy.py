@@ -19,6 +19,7 @@ from anydevice.tensors import PLAIN_TYPES, move_tensor
 __all__ = [
     "attributes_back",
     "copies_of_data",
+    "copy_values",
     "is_lazy",
     "is_transformed",
     "make_device_copy",
@@ -70,6 +71,11 @@ def make_device_copy(
         source = original if moves_by_itself(original) else original.detach()
         data = move_tensor(_castable(source, device, compute_dtype), device)
         return _standing_for(original, _cast(data, compute_dtype), device)
+
+
+def copy_values(original: torch.Tensor, device: Device, dtype: torch.dtype) -> torch.Tensor:
+    """Copy a tensor's values to ``device`` in a dtype, on the current stream; the host waits."""
+    return move_tensor(_castable(original, device, dtype), device).to(dtype)
 
 
 def copies_of_data(
@@ -181,7 +187,7 @@ def pass_gradient_on(copy: torch.Tensor, original: torch.Tensor) -> None:
 def _castable(
     original: torch.Tensor, device: Device, compute_dtype: torch.dtype | None
 ) -> torch.Tensor:
-    """Cast before the journey only what the device cannot hold."""
+    """Cast before the copy only what the device cannot hold."""
     if compute_dtype is None or not original.is_floating_point() or not device.is_accelerator:
         return original
     if registry.get_backend(device.torch).supports_dtype(original.dtype):

@@ -1,41 +1,43 @@
-"""The engine: decides when weights move."""
+"""The engine: decides when weights are copied."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from types import TracebackType
 from typing import Any, Final
 
 import torch
 from torch import nn
 
 from anydevice.devices import CPU, Device, DeviceLike
+from anydevice.transfer import profile
+from anydevice.transfer.device_copy import copies_of_data, make_device_copy
 from anydevice.transfer.group import OffloadGroup
+from anydevice.transfer.prefetch import Prefetcher
 from anydevice.transfer.readahead import page_faults
 from anydevice.transfer.residency import Residency
-from anydevice.transfer.runtime import Runtime
 from anydevice.transfer.settings import read_pin_budget, read_prefetch_depth, read_reserve
+from anydevice.transfer.swapping import SwappedTensor
 from anydevice.transfer.trace import ExecutionTrace, ForwardPass
-from anydevice.transfer.transfer import Transfer
 
-__all__ = ["Engine"]
+__all__ = ["Engine", "PassCall"]
 
 
 class Engine:
-    """Brings the groups of one model to their devices. May be copied and pickled.
+    """Loads the groups of one model to their devices. May be copied and pickled.
 
-    How work is ordered without stopping the host is told in docs/transfers.md.
+    docs/transfers.md explains how work is ordered without stopping the host.
 
     Args:
-        prefetch_depth: how many groups may travel ahead of the one that computes; 0 for none.
-        reserve: bytes, or such as ``"2GiB"``, kept free on each executing device for offloaded
-            weights, by any spelling of the device; None, or a device that is not named: half of
-            what is free when the first group is loaded. A group that is needed now may exceed it.
+        prefetch_depth: how many groups may be copied ahead of the one that computes; 0 for none.
+        reserve: bytes, or such as ``"2GiB"``, that offloaded weights may take on each device, by
+            any spelling of the device; None, or a device that is not named: half of what is free
+            when the first group is loaded. A group that is needed now may exceed it.
         pin_budget: bytes, or such as ``"16GiB"``, of host memory that may be page-locked for
-            resting weights; None for half of what is free when it is first needed.
+            offloaded weights; None for half of what is free when it is first needed.
 
     Raises:
         OptionError: ``prefetch_depth`` is not a whole number from 0 up.
@@ -58,19 +60,19 @@ class Engine:
     def _reset(self) -> None:
         self._lock = threading.RLock()
         #: Device copies that stand in slots now, by id.
-        self._standing: dict[int, Residency] = {}
+        self.resident: dict[int, Residency] = {}
         self._trace = ExecutionTrace()
         self._passes: dict[int, ForwardPass] = {}
         self._faults = page_faults()
-        self._renew_runtime()
+        self._renew_prefetcher()
         _engines.add(self)
 
-    def _renew_runtime(self) -> None:
-        self._runtime = Runtime(self.reserve or {}, self.pin_budget)
-        self._closer = weakref.finalize(self, self._runtime.close, wait=False)
+    def _renew_prefetcher(self) -> None:
+        self._prefetcher = Prefetcher(self.reserve or {}, self.pin_budget)
+        self._closer = weakref.finalize(self, self._prefetcher.close, wait=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy has its settings alone."""
+        """A copy has only its settings."""
         return {n: getattr(self, n) for n in ("prefetch_depth", "reserve", "pin_budget")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -86,9 +88,9 @@ class Engine:
         device: Device,
         *,
         compute_dtype: torch.dtype | None = None,
-        resting: Device | None = None,
+        offload_device: Device | None = None,
     ) -> OffloadGroup:
-        """Make a group: weights that travel together. Make them in the order of execution.
+        """Make a group: weights that are copied together. Make them in the order of execution.
 
         Args:
             name: of the module, for messages.
@@ -96,91 +98,74 @@ class Engine:
                 children.
             device: where they are needed.
             compute_dtype: the dtype that floating-point weights have there; None for their own.
-            resting: the offload device. With ``cpu``, weights that are views of a file may be
-                page-locked in memory too; with ``disk``, or None, they stay in their file.
+            offload_device: where they are in between. With ``cpu``, weights that are views of a
+                file may be page-locked in memory too; with ``disk``, or None, they stay in their
+                file.
         """
-        return OffloadGroup(self, name, modules, device, compute_dtype, resting == CPU)
+        return OffloadGroup(self, name, modules, device, compute_dtype, offload_device == CPU)
 
-    @contextlib.contextmanager
-    def forward(self) -> Iterator[None]:
-        """A call of the whole model, as `begin_pass` and `end_pass`."""
-        self.begin_pass()
-        try:
-            yield
-        finally:
-            self.end_pass()
-
-    def begin_pass(self) -> None:
-        """Say that this thread begins a call of the whole model; calls may be nested.
-
-        Without it the engine guesses. Nothing is brought ahead across the end of a pass, where the
-        weights may be changed in ways that nobody can see (``weight.data.mul_(2)``).
-        """
-        with self._lock:
-            current = self._current_pass(threading.get_ident())
-            if current.depth == 0:
-                self._finish(current)
-            current.depth += 1
-
-    def end_pass(self) -> None:
-        """Say that the call has ended, also when it failed."""
-        thread = threading.get_ident()
-        with self._lock:
-            current = self._current_pass(thread)
-            current.depth -= 1
-            if current.depth == 0:
-                self._finish(current)
-                self._passes.pop(thread, None)
+    def whole_pass(self) -> PassCall:
+        """A call of the whole model; see `PassCall`."""
+        return PassCall(self)
 
     def settle(self) -> None:
-        """Wait until nothing that travels reads resting weights any more.
+        """Wait until no queued copy reads offloaded weights any more.
 
-        For who is about to write to page-locked weights in place, with work of the last forward
-        still queued.
+        For callers that are about to write to page-locked weights in place, with work of the last
+        forward still queued.
         """
         with self._lock:
-            self._runtime.settle()
+            self._prefetcher.settle()
 
     def close(self) -> None:
-        """Wait for what travels; drop buffers and threads. The engine may be used again."""
+        """Wait for readers; drop buffers and threads. The engine may be used again."""
         with self._lock:
             self._closer.detach()
-            self._runtime.close(wait=True)
-            self._renew_runtime()
+            self._prefetcher.close(wait=True)
+            self._renew_prefetcher()
 
-    # ------------------------------------------------------------------ for groups, under the lock
+    # ------------------------------------------------------------------ for groups
 
-    def _current_pass(self, thread: int) -> ForwardPass:
-        current = self._passes.get(thread)
-        if current is None:
-            if len(self._passes) > _MOST_PASSES:  # threads that are gone, most likely
-                self._passes.clear()
-            current = self._passes[thread] = ForwardPass(self._trace)
-        return current
+    def add(self, group: OffloadGroup) -> None:
+        """Take note of a new group."""
+        self._trace.add(group)
 
-    def _finish(self, current: ForwardPass) -> None:
-        current.finish()
-        self._runtime.cancel(lambda transfer: transfer.owner == id(current))
+    def enter(self, group: OffloadGroup, held: list[Residency]) -> None:
+        """Load a group's weights for a call.
 
-    def _step(self, group: OffloadGroup) -> ForwardPass:
-        """A group is entered by the calling thread."""
-        current = self._current_pass(threading.get_ident())
-        if current.step(group):
-            self._runtime.cancel(lambda s: s.owner == id(current) and s.group != id(group))
-        return current
+        Args:
+            group: which.
+            held: gets the residencies that the call uses, each before anything is done for it.
+        """
+        gradients = torch.is_grad_enabled()
+        try:
+            # Inference tensors count no versions, and a change is known by its version.
+            with self._lock, torch._C._InferenceMode(False):
+                torch._C._set_grad_enabled(gradients)
+                current = self._step(group)
+                self._join(group, held)
+                if missing := group.missing(self.resident):
+                    group.require_values(missing)
+                    self._onload(group, missing, held)
+                self._send_ahead(current)
+        finally:
+            torch._C._set_grad_enabled(gradients)
 
-    def _prefetch(self, current: ForwardPass) -> None:
-        """Let the next groups set out."""
-        if not self.prefetch_depth:
-            return
-        upcoming = current.upcoming(self.prefetch_depth)
-        wanted = {id(group) for group in upcoming}
-        for group in upcoming:
-            if not self._runtime.send_ahead(group, id(current), wanted):
-                return
+    def leave(self, held: list[Residency]) -> None:
+        """End a call. May be called again, where an interrupt came in its middle."""
+        gradients = torch.is_grad_enabled()
+        try:
+            with self._lock, torch._C._InferenceMode(False):
+                torch._C._set_grad_enabled(gradients)
+                while held:
+                    if held[-1].part(id(held)):
+                        self._end(held[-1])
+                    held.pop()
+        finally:
+            torch._C._set_grad_enabled(gradients)
 
-    def _pass_on_host(self, group: OffloadGroup) -> None:
-        """A group computes on the host, from weights that are views of files.
+    def compute_on_host(self, group: OffloadGroup) -> None:
+        """Take note that a group computes on the host, from weights that are views of files.
 
         While the disk is being read at all, the next groups are read ahead.
         """
@@ -190,36 +175,166 @@ class Engine:
             if faults != self._faults:
                 self._faults = faults
                 for following in current.upcoming(max(1, self.prefetch_depth)):
-                    self._runtime.read_ahead(following)
+                    self._prefetcher.read_ahead(following)
 
-    def _claim(self, group: OffloadGroup, originals: list[torch.Tensor]) -> Transfer | None:
-        """What travels, or has arrived, for a group; it sets out now where it has not before."""
-        return self._runtime.claim(group, originals, id(self._passes.get(threading.get_ident())))
+    # ------------------------------------------------------------------ loading, under the lock
+
+    def _join(self, group: OffloadGroup, held: list[Residency]) -> None:
+        """Use the device copies that another call has loaded."""
+        if self.resident:
+            for tensor in group.tensors():
+                residency = self.resident.get(id(tensor))
+                if residency is not None and residency not in held:
+                    held.append(residency)
+                    residency.join(id(held))
+
+    def _onload(
+        self,
+        group: OffloadGroup,
+        missing: list[tuple[str, Any, torch.Tensor]],
+        held: list[Residency],
+    ) -> None:
+        """Put device copies into slots, one for each tensor."""
+        originals = list({id(t): t for _, _, t in missing}.values())
+        residency = self._prefetcher.claim(group, originals, held)
+        residency.compares = group.compares
+        residency.expect(group.name)
+        copies = self._device_copies(group, originals, residency)
+        swapped = [SwappedTensor.of(slot, t, copies[id(t)]) for _, slot, t in missing]
+        # First: a call on another thread must not take a copy for a weight that stays.
+        residency.copy_ids = [id(copy) for copy in copies.values()]
+        self.resident.update(dict.fromkeys(residency.copy_ids, residency))
+        residency.swap_in(swapped)
+        residency.join(id(held))
+
+    def _device_copies(
+        self, group: OffloadGroup, originals: list[torch.Tensor], residency: Residency
+    ) -> dict[int, torch.Tensor]:
+        """The device copies of tensors, by the tensors' ids."""
+        residency.arrive()
+        data = residency.data(originals)
+        copies = copies_of_data(originals, data, group.device, group.compute_dtype)
+        engine = residency.engine
+        for i, original in enumerate(originals):
+            if i not in copies:
+                span = profile.copies_alone(engine.queue, group.name, original)
+                copies[i] = self._prefetcher.retry_without_memory(
+                    engine,
+                    lambda t=original: make_device_copy(t, group.device, group.compute_dtype),
+                )
+                if span is not None:
+                    span.end_now()
+        return {id(original): copies[i] for i, original in enumerate(originals)}
 
     def _end(self, residency: Residency) -> None:
-        """A residency's last call is over."""
-        copies = [
-            id(swap.copy) for swap in residency.swapped
-        ]  # no copy may stay in a variable here
+        """The last call is over."""
         try:
             residency.end()
         finally:
-            for copy in copies:
-                self._standing.pop(copy, None)
+            if not residency.swapped:
+                for copy in residency.copy_ids:
+                    if self.resident.get(copy) is residency:
+                        del self.resident[copy]
+
+    # ------------------------------------------------------------------ passes, under the lock
+
+    def _pass_of(self, thread: int) -> ForwardPass:
+        current = self._passes.get(thread)
+        if current is None:
+            if len(self._passes) > _MOST_PASSES:  # threads that are gone, most likely
+                self._passes.clear()
+            current = self._passes[thread] = ForwardPass(self._trace)
+        return current
+
+    def _finish(self, current: ForwardPass) -> None:
+        current.finish()
+        self._prefetcher.cancel(lambda residency: residency.owner == id(current))
+
+    def _step(self, group: OffloadGroup) -> ForwardPass:
+        """A group is entered by the calling thread."""
+        current = self._pass_of(threading.get_ident())
+        if current.step(group):
+            self._prefetcher.cancel(lambda r: r.owner == id(current) and r.group_id != id(group))
+        return current
+
+    def _send_ahead(self, current: ForwardPass) -> None:
+        """Start the next groups."""
+        if not self.prefetch_depth:
+            return
+        upcoming = current.upcoming(self.prefetch_depth)
+        wanted = {id(group) for group in upcoming}
+        for group in upcoming:
+            if not self._prefetcher.send_ahead(group, id(current), wanted, self.resident):
+                return
 
     def _abandon(self) -> None:
         """In the child of a fork: its threads and its device's work are not there."""
         self._lock = threading.RLock()
         self._closer.detach()
-        _left_behind.append(self._runtime)
+        _left_behind.append(self._prefetcher)
         self._passes = {}
-        self._renew_runtime()
+        self._renew_prefetcher()
+
+
+class PassCall:
+    """A call of the whole model: tells the engine where it begins and ends. Calls may be nested.
+
+    Without it the engine guesses. Nothing is copied ahead across the end of a pass, where weights
+    may be changed in ways that nobody can see (``weight.data.mul_(2)``).
+
+    `end` may be called again, as `GroupCall.leave`; it does nothing for what has not begun.
+    """
+
+    __slots__ = ("_engine", "_thread")
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._thread = 0  # the id of none
+
+    def begin(self) -> None:
+        """The calling thread begins a call of the whole model."""
+        engine = self._engine
+        self._thread = threading.get_ident()
+        with engine._lock:
+            current = engine._pass_of(self._thread)
+            if not current.calls:
+                engine._finish(current)
+            current.calls.append(self)
+
+    def end(self) -> None:
+        """The call has ended, also when it failed."""
+        if not self._thread:
+            return
+        engine = self._engine
+        with engine._lock:
+            current = engine._passes.get(self._thread)
+            if current is not None and self in current.calls:
+                if current.calls[0] is self:
+                    engine._finish(current)
+                    engine._passes.pop(self._thread, None)
+                del current.calls[current.calls.index(self) :]
+        self._thread = 0
+
+    def __enter__(self) -> PassCall:
+        self.begin()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            self.end()
+        finally:
+            self.end()
 
 
 _MOST_PASSES: Final = 64
 _engines: Final[weakref.WeakSet[Engine]] = weakref.WeakSet()
-#: What a forked child must not free: memory of devices that are its parent's.
-_left_behind: Final[list[Runtime]] = []
+#: What a forked child must not free: device memory that belongs to its parent.
+_left_behind: Final[list[Prefetcher]] = []
 
 
 def _after_fork() -> None:

@@ -1,56 +1,74 @@
-"""A group: weights that travel together."""
+"""A group: weights that are copied together."""
 
 from __future__ import annotations
 
-import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 from torch import nn
 
 from anydevice.devices import CPU, Device
 from anydevice.errors import UnplacedWeightError
-from anydevice.transfer import profile
 from anydevice.transfer.copy_plan import CopyPlan
-from anydevice.transfer.device_copy import copies_of_data, is_lazy, make_device_copy
+from anydevice.transfer.device_copy import is_lazy
 from anydevice.transfer.readahead import is_worth_reading_ahead
-from anydevice.transfer.residency import Residency, SwappedTensor
+from anydevice.transfer.residency import Residency
+from anydevice.transfer.saved import SavedWeights
 from anydevice.weights import Slot, iter_slots
 
-if TYPE_CHECKING:
-    from anydevice.transfer.engine import Engine
-    from anydevice.transfer.queue import DeviceQueue
-    from anydevice.transfer.transfer import Transfer
+__all__ = ["GroupCall", "OffloadGroup"]
 
-__all__ = ["OffloadGroup"]
+
+class _Engine(Protocol):
+    """What a group needs of its engine."""
+
+    @property
+    def resident(self) -> Container[int]:
+        """Ids of the device copies that stand in slots now."""
+
+    def add(self, group: OffloadGroup) -> None:
+        """Take note of a new group."""
+
+    def enter(self, group: OffloadGroup, held: list[Residency]) -> None:
+        """Load a group's weights for a call."""
+
+    def leave(self, held: list[Residency]) -> None:
+        """End what `enter` began."""
+
+    def compute_on_host(self, group: OffloadGroup) -> None:
+        """Take note that a group computes from weights in files."""
 
 
 class OffloadGroup:
     """Weights that are on one device while a module runs. Made by `Engine.group`.
 
-    They are the parameters and buffers that some modules own. Between `enter` and `leave` the
-    modules hold copies on `device`, else the resting tensors. These are looked up at each `enter`,
-    so weights may be assigned, loaded, added and removed at any time in between.
+    They are the parameters and buffers that some modules own. During a `GroupCall` the modules hold
+    copies on `device`, else the originals. These are looked up at each call, so weights may be
+    assigned, loaded, added and removed at any time in between.
 
-    May be entered by several threads, and again by a thread that is inside; also a context manager.
     It holds no reference to the modules, so a model that holds the group is in no cycle.
 
     Attributes:
         name: of the module, for messages.
         device: where they are needed.
         compute_dtype: the copies' dtype, for floating-point weights; None keeps each one's own.
+        pins_mapped: whether weights that are views of files may be page-locked in memory.
         compares: whether writes to the copies' ``.data``, of which nothing tells, are found by
-            comparing when they leave.
+            comparing when a call ends.
+        prefetch_score: how often a guess that it comes next was right, less how often it was wrong.
+        plan: how it is copied, and the signature of the weights for which that was planned.
+        block: page-locked memory in which its weights lie.
+        was_pinned: whether that was tried.
     """
 
     compares = False
 
     def __init__(
         self,
-        engine: Engine,
+        engine: _Engine,
         name: str,
         modules: Sequence[tuple[str, nn.Module]],
         device: Device,
@@ -69,17 +87,16 @@ class OffloadGroup:
     def _reset(self) -> None:
         #: The modules' own dicts of weights; empty until they are needed.
         self._tables: tuple[dict[str, Any], ...] = ()
-        self._place = self.device.torch
-        #: What each thread's calls hold, innermost last.
-        self._held: dict[int, list[list[Residency]]] = {}
-        # What the engine knows of the group.
+        self._torch_device = self.device.torch
+        #: Ids of the calls for which something was copied.
+        self._inside: set[int] = set()
         self.prefetch_score = 0
         self.plan: tuple[Any, CopyPlan] | None = None
         self.was_pinned = False
         self.block: torch.Tensor | None = None
         #: Whether it computes on the host from weights in files; None: not known yet.
         self._is_mapped: bool | None = None if self.device == CPU else False
-        self._engine._trace.add(self)
+        self._engine.add(self)
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy has no calls inside."""
@@ -95,46 +112,149 @@ class OffloadGroup:
     def __repr__(self) -> str:
         return f"<OffloadGroup {self.name!r}: {len(self.tensors())} tensors for {self.device}>"
 
-    # ------------------------------------------------------------------ a call
+    def call(self) -> GroupCall:
+        """A call of the module; see `GroupCall`."""
+        return GroupCall(self)
 
-    def enter(self) -> None:
-        """Let all slots hold tensors on `device`, ready for the calling thread's current stream.
+    @property
+    def is_entered(self) -> bool:
+        """Whether a call of any thread is inside, and device copies stand in the modules."""
+        return bool(self._inside)
 
-        Raises:
-            UnplacedWeightError: a weight is on meta, that is, was never loaded.
-        """
-        if self._held:
-            calls = self._held.get(threading.get_ident())
-            if calls:  # a call inside a call: all is there, and stays until the outer one ends
-                calls.append([])
-                return
-        place, dtype, standing = self._place, self.compute_dtype, self._engine._standing
+    # ------------------------------------------------------------------ its weights
+
+    def is_ready(self) -> bool:
+        """Whether no weight has to be copied; asked at every call."""
+        device, dtype, resident = self._torch_device, self.compute_dtype, self._engine.resident
         for table in self._tables or self._find_tables():
             for tensor in table.values():
                 if tensor is not None and (
-                    tensor.device != place
+                    tensor.device != device
                     or (dtype is not None and tensor.dtype != dtype and tensor.is_floating_point())
-                    or (standing and id(tensor) in standing)
+                    or (resident and id(tensor) in resident)
                 ):
-                    self._enter()
-                    return
+                    return False
         if self._is_mapped is not False:
-            self._pass_on_host()
+            if self._is_mapped is None:
+                self._is_mapped = is_worth_reading_ahead(self.tensors())
+            if self._is_mapped:
+                self._engine.compute_on_host(self)
+        return True
+
+    def tensors(self) -> list[torch.Tensor]:
+        """The tensors that the modules own now."""
+        tables = self._tables or self._find_tables()
+        return [tensor for table in tables for tensor in table.values() if tensor is not None]
+
+    def missing(self, resident: Container[int]) -> list[tuple[str, Slot, torch.Tensor]]:
+        """The weights that have to be copied: full names, slots and tensors.
+
+        Args:
+            resident: ids of device copies.
+        """
+        device, found = self._torch_device, []
+        for prefix, ref in self._modules:
+            if (module := ref()) is not None:
+                for name, slot in iter_slots(module, prefix, recurse=False):
+                    tensor = slot.table[slot.name]
+                    if (
+                        (tensor.device != device or self._is_cast(tensor))
+                        and id(tensor) not in resident
+                        and not is_lazy(tensor)
+                    ):
+                        found.append((name, slot, tensor))
+        return found
+
+    def require_values(self, missing: Sequence[tuple[str, Slot, torch.Tensor]]) -> None:
+        """Make sure that all weights that have to be copied hold values.
+
+        Raises:
+            UnplacedWeightError: one is on meta, so it was never loaded.
+        """
+        for name, _, original in missing:
+            if original.is_meta and self._torch_device.type != "meta":
+                raise UnplacedWeightError(
+                    f"{name} (of {self.name}) is on meta: it was never loaded, so it "
+                    f"cannot be copied to {self.device}. Load a checkpoint that has it, or give "
+                    "it a value with set_module_tensor_to_device."
+                )
+
+    def must_be_cast_first(
+        self, originals: Sequence[torch.Tensor], supports: Callable[[torch.dtype], bool]
+    ) -> list[int]:
+        """Indices of tensors that the device cannot hold before they are cast."""
+        if self.compute_dtype is None:
+            return []
+        return [i for i, t in enumerate(originals) if self._is_cast(t) and not supports(t.dtype)]
+
+    def _is_cast(self, tensor: torch.Tensor) -> bool:
+        dtype = self.compute_dtype
+        return dtype is not None and tensor.dtype != dtype and tensor.is_floating_point()
+
+    def _find_tables(self) -> tuple[dict[str, Any], ...]:
+        modules: Iterator[nn.Module] = (m for _, ref in self._modules if (m := ref()) is not None)
+        self._tables = tuple(t for m in modules for t in (m._parameters, m._buffers))
+        return self._tables
+
+
+class GroupCall:
+    """One call of a group's module. May be made in any thread, and inside another call.
+
+    [Note: cleaning up in spite of interrupts]
+    An interrupt (Ctrl-C, an exception from another thread) may come at any instruction, also in the
+    middle of `leave`. So `leave` may be called again: it finishes what is left, and also undoes an
+    `enter` that came half-way. Two nested ``finally`` make sure that one of the calls is complete::
+
+        call = group.call()
+        try:
+            try:
+                call.enter()
+                ...
+            finally:
+                call.leave()
+        finally:
+            call.leave()
+    """
+
+    __slots__ = ("_group", "_held", "_saved")
+
+    def __init__(self, group: OffloadGroup) -> None:
+        self._group = group
+        self._held: list[Residency] = []
+        self._saved: SavedWeights | None = None
+
+    def enter(self) -> None:
+        """Let the modules hold tensors on the device, ready for the thread's current stream.
+
+        Raises:
+            UnplacedWeightError: a weight is on meta, so it was never loaded.
+            RuntimeError: the device has no memory for them.
+        """
+        group, held = self._group, self._held
+        if group.is_ready():
+            return
+        group._inside.add(id(self))
+        group._engine.enter(group, held)
+        if torch.is_grad_enabled():
+            swapped = (swap for residency in held for swap in residency.swapped)
+            self._saved = SavedWeights(swapped, group.device)
+            self._saved.start()
 
     def leave(self) -> None:
-        """End what `enter` began; after the last call the resting tensors are back."""
+        """End the call; after the last one the modules hold the originals again."""
+        if self._saved is not None:
+            self._saved.stop()
         if self._held:
-            calls = self._held.get(threading.get_ident())
-            if calls:
-                if calls[-1]:
-                    self._leave()
-                else:
-                    calls.pop()
-                    if not calls:
-                        del self._held[threading.get_ident()]
+            self._group._engine.leave(self._held)
+        self._saved = None
+        self._group._inside.discard(id(self))
 
-    def __enter__(self) -> OffloadGroup:
-        self.enter()
+    def __enter__(self) -> GroupCall:
+        try:
+            self.enter()
+        except BaseException:
+            self.leave()
+            raise
         return self
 
     def __exit__(
@@ -143,177 +263,22 @@ class OffloadGroup:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.leave()
-
-    def _pass_on_host(self) -> None:
-        if self._is_mapped is None:
-            self._is_mapped = is_worth_reading_ahead(self.tensors())
-        if self._is_mapped:
-            self._engine._pass_on_host(self)
-
-    @property
-    def is_entered(self) -> bool:
-        """Whether a call of any thread is inside."""
-        return bool(self._held)
-
-    def tensors(self) -> list[torch.Tensor]:
-        """The tensors that the modules own now."""
-        tables = self._tables or self._find_tables()
-        return [tensor for table in tables for tensor in table.values() if tensor is not None]
-
-    def _find_tables(self) -> tuple[dict[str, Any], ...]:
-        modules = [module for _, ref in self._modules if (module := ref()) is not None]
-        self._tables = tuple(t for m in modules for t in (m._parameters, m._buffers))
-        return self._tables
-
-    def _slots(self) -> Iterator[tuple[str, Slot]]:
-        """The weights' full names, and where they stand."""
-        for prefix, ref in self._modules:
-            module = ref()
-            if module is not None:
-                yield from iter_slots(module, prefix, recurse=False)
-
-    # ------------------------------------------------------------------ where something moves
-
-    def _enter(self) -> None:
-        engine, gradients = self._engine, torch.is_grad_enabled()
-        # Inference tensors count no versions, and by its version a change is known.
-        with engine._lock, torch.inference_mode(False), torch.set_grad_enabled(gradients):
-            current = engine._step(self)
-            residencies = self._residencies()
-            for residency in residencies:
-                residency.join()
-            self._held.setdefault(threading.get_ident(), []).append(residencies)
-            try:
-                engine._prefetch(current)
-            except BaseException:
-                self._leave()
-                raise
-
-    def _leave(self) -> None:
-        thread = threading.get_ident()
-        with self._engine._lock:
-            calls = self._held[thread]
-            residencies = calls.pop()
-            if not calls:
-                del self._held[thread]
-            for residency in residencies:
-                if residency.part():
-                    self._engine._end(residency)
-
-    def _residencies(self) -> list[Residency]:
-        """The residencies that this call needs: those under way, and one for what is missing."""
-        standing = self._engine._standing
-        residencies = []
-        if standing:
-            found = (standing.get(id(tensor)) for tensor in self.tensors())
-            residencies = list(
-                {id(residency): residency for residency in found if residency is not None}.values()
-            )
-        missing = self._missing()
-        if missing:
-            residencies.append(self._onload(missing))
-        return residencies
-
-    def _missing(self) -> list[tuple[str, Slot, torch.Tensor]]:
-        """The weights that must come: full names, slots and tensors."""
-        standing, place = self._engine._standing, self._place
-        missing = []
-        for name, slot in self._slots():
-            tensor = slot.table[slot.name]
-            if (
-                (tensor.device != place or self._is_cast(tensor))
-                and id(tensor) not in standing
-                and not is_lazy(tensor)
-            ):
-                missing.append((name, slot, tensor))
-        return missing
-
-    def missing_tensors(self) -> list[torch.Tensor]:
-        """The tensors that must come, each once; none where that cannot be: the call will tell."""
-        found = list({id(t): t for _, _, t in self._missing()}.values())
-        return [] if any(t.is_meta for t in found) else found
-
-    def loose(self, originals: list[torch.Tensor]) -> list[int]:
-        """Indices of tensors that the device cannot hold before they are cast."""
-        if self.compute_dtype is None:
-            return []
-        supports = self._engine._runtime.queue(self.device).backend.supports_dtype
-        return [i for i, t in enumerate(originals) if self._is_cast(t) and not supports(t.dtype)]
-
-    def _is_cast(self, tensor: torch.Tensor) -> bool:
-        dtype = self.compute_dtype
-        return dtype is not None and tensor.dtype != dtype and tensor.is_floating_point()
-
-    def _onload(self, missing: list[tuple[str, Slot, torch.Tensor]]) -> Residency:
-        """Begin a residency: copies of tensors stand in their slots, each tensor's once."""
-        self._check(missing)
-        queue = self._engine._runtime.queue(self.device)
-        originals = list({id(t): t for _, _, t in missing}.values())
-        recorder = profile.active
-        span = recorder.enters(queue, self.name) if recorder is not None else None
-        transfer = self._engine._claim(self, originals)
-        if span is not None and transfer is not None:
-            span.link = transfer.span
         try:
-            copies = self._device_copies(originals, transfer, queue)
-        except BaseException:
-            if transfer is not None:
-                transfer.cancel()
-            raise
-        swapped = [
-            SwappedTensor.of(slot, original, copies[id(original)]) for _, slot, original in missing
-        ]
-        residency = Residency(queue, swapped, transfer, span, self.compares)
-        # First: a call on another thread must not take a copy for a weight that stays.
-        self._engine._standing.update((id(swap.copy), residency) for swap in swapped)
-        residency.begin()
-        return residency
-
-    def _device_copies(
-        self, originals: list[torch.Tensor], transfer: Transfer | None, queue: DeviceQueue
-    ) -> dict[int, torch.Tensor]:
-        copies = {}
-        if transfer is not None:
-            transfer.arrive(queue.here())
-            copies = copies_of_data(
-                originals, transfer.data(originals), self.device, self.compute_dtype
-            )
-        for i, original in enumerate(originals):
-            if i not in copies:
-                copies[i] = self._copy_alone(original, queue)
-        return {id(original): copies[i] for i, original in enumerate(originals)}
-
-    def _copy_alone(self, original: torch.Tensor, queue: DeviceQueue) -> torch.Tensor:
-        recorder = profile.active
-        if recorder is None or original.device == self._place:
-            return self.copy_with_oom_retry(original, queue)
-        span = recorder.travels_alone(queue, self.name, original.nbytes)
-        copy = self.copy_with_oom_retry(original, queue)
-        recorder.now(span)
-        return copy
-
-    def copy_with_oom_retry(self, original: torch.Tensor, queue: DeviceQueue) -> torch.Tensor:
-        """Copy one tensor; where memory lacks, give what is not in use back and try again."""
-        try:
-            return make_device_copy(original, self.device, self.compute_dtype)
-        except Exception as error:
-            if not queue.lacks_memory(error):
-                raise
-        self._engine._runtime.relieve(queue)
-        return make_device_copy(original, self.device, self.compute_dtype)
-
-    def _check(self, missing: list[tuple[str, Slot, torch.Tensor]]) -> None:
-        for name, _, original in missing:
-            if original.is_meta and self._place.type != "meta":
-                raise UnplacedWeightError(
-                    f"{name} (of {self.name}) is on meta: it was never loaded, so it "
-                    f"cannot be brought to {self.device}. Load a checkpoint that has it, or give "
-                    "it a value with set_module_tensor_to_device."
-                )
+            self.leave()
+        finally:
+            self.leave()
 
 
 #: What a copy of a group does not take along.
 _RUN_TIME: Final = frozenset(
-    {"_held", "_place", "_tables", "prefetch_score", "plan", "was_pinned", "block", "_is_mapped"}
+    {
+        "_tables",
+        "_torch_device",
+        "_inside",
+        "prefetch_score",
+        "plan",
+        "was_pinned",
+        "block",
+        "_is_mapped",
+    }
 )

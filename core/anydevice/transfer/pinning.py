@@ -13,7 +13,7 @@ from anydevice.checkpoint.mapped import backing_of
 from anydevice.devices import CPU
 from anydevice.transfer.copy_plan import align, count_owners, travels_as_bytes
 
-__all__ = ["PinBudget", "pin_resting"]
+__all__ = ["PinBudget", "pin_host_tensors"]
 
 
 class PinBudget:
@@ -36,7 +36,7 @@ class PinBudget:
         return True
 
 
-def pin_resting(
+def pin_host_tensors(
     originals: Sequence[torch.Tensor], backend: DeviceBackend, budget: PinBudget, *, mapped: bool
 ) -> torch.Tensor | None:
     """Move the data of resting weights to one block of page-locked memory.

@@ -12,16 +12,24 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from anydevice.text import lay_out_table
+from anydevice.transfer.queue import DeviceQueue
 
-if TYPE_CHECKING:
-    from anydevice.transfer.queue import DeviceQueue
-
-__all__ = ["GroupTransfers", "Span", "TransferProfile", "active", "profile_transfers"]
+__all__ = [
+    "GroupTransfers",
+    "Span",
+    "TransferProfile",
+    "copies_alone",
+    "copies_start",
+    "profile_transfers",
+    "use_starts",
+]
 
 
 @dataclasses.dataclass
@@ -49,6 +57,22 @@ class Span:
     begin: float | None = None
     end: float | None = None
     link: Span | None = None
+    _profile: TransferProfile | None = dataclasses.field(default=None, repr=False)
+
+    def begin_at(self, queue: DeviceQueue, stream: Any) -> None:
+        """It begins when the device gets to what is queued on a stream now."""
+        assert self._profile is not None
+        self._profile.set_when(queue, stream, queue.record(stream), self, "begin")
+
+    def end_at(self, queue: DeviceQueue, stream: Any, event: Any) -> None:
+        """It ends when an event of a stream is reached."""
+        assert self._profile is not None
+        self._profile.set_when(queue, stream, event, self, "end")
+
+    def end_now(self) -> None:
+        """The host has waited for it."""
+        assert self._profile is not None
+        self.end = self._profile.now()
 
     @property
     def seconds(self) -> float:
@@ -172,65 +196,29 @@ class TransferProfile:
         with open(path, "w", encoding="utf-8") as file:
             json.dump({"traceEvents": events, "displayTimeUnit": "ms"}, file)
 
-    # ------------------------------------------------------------------ for the engine
+    # ------------------------------------------------------------------ for spans
 
-    def departs(
-        self, queue: DeviceQueue, group: str, nbytes: int, copies: int, ahead: bool
-    ) -> Span:
-        """A transfer sets out on the queue's side stream."""
-        span = Span(group, str(queue.device), "link", nbytes, copies, ahead)
-        self._note(span)
-        self._watch(queue, queue.side, span, "begin")
-        return span
-
-    def arrives(self, span: Span, queue: DeviceQueue, event: Any) -> None:
-        """All copies of a transfer are queued; the event tells when they are over."""
-        self._watch_event(queue, "side", event, span, "end")
-
-    def travels_alone(self, queue: DeviceQueue, group: str, nbytes: int) -> Span:
-        """A tensor travels by itself, while the host waits."""
-        span = Span(group, str(queue.device), "link", nbytes, 1, begin=self._now())
-        self._note(span)
-        return span
-
-    def enters(self, queue: DeviceQueue, group: str) -> Span:
-        """A residency begins on the calling thread's current stream."""
-        span = Span(group, str(queue.device), "compute")
-        self._note(span)
-        self._watch(queue, queue.here(), span, "begin")
-        return span
-
-    def leaves(self, span: Span, queue: DeviceQueue) -> None:
-        """A residency ends."""
-        self._watch(queue, queue.here(), span, "end")
-
-    def now(self, span: Span) -> None:
-        """What the host waited for is over."""
-        span.end = self._now()
-
-    def _now(self) -> float:
+    def now(self) -> float:
+        """Seconds since the profile began."""
         return time.perf_counter() - self._start
 
-    def _note(self, span: Span) -> None:
+    def note(self, span: Span) -> None:
+        """Take note of a span."""
         with self._lock:
             self._spans.append(span)
 
-    def _watch(self, queue: DeviceQueue, stream: Any, span: Span, field: str) -> None:
-        key = "side" if stream is queue.side and stream is not None else str(stream)
-        self._watch_event(queue, key, queue.mark(stream), span, field)
-
-    def _watch_event(
-        self, queue: DeviceQueue, key: str, event: Any, span: Span, field: str
-    ) -> None:
+    def set_when(self, queue: DeviceQueue, stream: Any, event: Any, span: Span, field: str) -> None:
+        """Set a span's field to the time at which an event of a stream is reached."""
         if event is None:
-            setattr(span, field, self._now())
+            setattr(span, field, self.now())
             return
+        key = (queue.device, str(stream))
         with self._lock:
             if self._ended:
                 return
-            watcher = self._watchers.get((queue.device, key))
+            watcher = self._watchers.get(key)
             if watcher is None:
-                watcher = self._watchers[queue.device, key] = _Watcher(queue, self._now)
+                watcher = self._watchers[key] = _Watcher(queue, self.now)
             watcher.marks.put((event, span, field))
 
     def _close(self) -> None:
@@ -244,9 +232,9 @@ class TransferProfile:
 class _Watcher:
     """Waits for one mark of a stream after the other."""
 
-    def __init__(self, queue: DeviceQueue, now: Any) -> None:
+    def __init__(self, queue: DeviceQueue, now: Callable[[], float]) -> None:
         self.marks: SimpleQueue[tuple[Any, Span, str] | None] = SimpleQueue()
-        self._wait, self._now = queue.backend.synchronize_event, now
+        self._wait, self._now = queue.synchronize, now
         self.thread = threading.Thread(target=self._run, name="anydevice-profile", daemon=True)
         self.thread.start()
 
@@ -286,7 +274,48 @@ def _row(group: GroupTransfers) -> tuple[str, ...]:
 
 
 #: The profile that is being taken, if any.
-active: TransferProfile | None = None
+_active: TransferProfile | None = None
+
+
+def copies_start(
+    queue: DeviceQueue, group: str, nbytes: int, copies: int, ahead: bool
+) -> Span | None:
+    """The copies of a group begin on the device's copy stream; None while no profile is taken."""
+    span = _new(queue, group, "link", nbytes, copies, ahead)
+    if span is not None:
+        span.begin_at(queue, queue.copy_stream)
+    return span
+
+
+def copies_alone(queue: DeviceQueue, group: str, tensor: torch.Tensor) -> Span | None:
+    """A tensor is copied by itself, and the host waits; None if it is there or without profile."""
+    if tensor.device == queue.torch_device:
+        return None
+    span = _new(queue, group, "link", tensor.nbytes, 1)
+    if span is not None:
+        assert span._profile is not None
+        span.begin = span._profile.now()
+    return span
+
+
+def use_starts(queue: DeviceQueue, group: str, link: Span | None) -> Span | None:
+    """Device copies are used on the calling thread's current stream; None without profile."""
+    span = _new(queue, group, "compute")
+    if span is not None:
+        span.link = link
+        span.begin_at(queue, queue.current_stream())
+    return span
+
+
+def _new(
+    queue: DeviceQueue, group: str, row: str, nbytes: int = 0, copies: int = 0, ahead: bool = False
+) -> Span | None:
+    profile = _active
+    if profile is None:
+        return None
+    span = Span(group, str(queue.device), row, nbytes, copies, ahead, _profile=profile)
+    profile.note(span)
+    return span
 
 
 @contextlib.contextmanager
@@ -298,11 +327,11 @@ def profile_transfers() -> Iterator[TransferProfile]:
     Yields:
         The profile; print it, or see `TransferProfile`.
     """
-    global active
-    before, profile = active, TransferProfile()
-    active = profile
+    global _active
+    before, profile = _active, TransferProfile()
+    _active = profile
     try:
         yield profile
     finally:
-        active = before
+        _active = before
         profile._close()

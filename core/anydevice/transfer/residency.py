@@ -1,193 +1,257 @@
-"""A residency: the time for which copies stand in a group's slots."""
+"""A residency: one group's weights on a device, from the first copy to the buffer's release."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+import enum
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
 
 import torch
-from torch import nn
 
-from anydevice.devices import parse_device
-from anydevice.tensors import move_tensor
 from anydevice.transfer import profile
-from anydevice.transfer.device_copy import attributes_back, pass_gradient_on
-from anydevice.weights import Slot, exchange
+from anydevice.transfer.buffers import Buffer
+from anydevice.transfer.copy_engine import CopyEngine
+from anydevice.transfer.copy_plan import CopyPlan, bytes_of
+from anydevice.transfer.readahead import read_ahead
+from anydevice.transfer.staging import ChunkCopy, divide
+from anydevice.transfer.swapping import SwappedTensor, swap_back
 
-if TYPE_CHECKING:
-    from anydevice.transfer.profile import Span
-    from anydevice.transfer.queue import DeviceQueue
-    from anydevice.transfer.transfer import Transfer
-
-__all__ = ["Residency", "SwappedTensor"]
+__all__ = ["Residency", "ResidencyState"]
 
 
-class SwappedTensor(NamedTuple):
-    """A copy and where it stands.
+class ResidencyState(enum.Enum):
+    """Where a residency is in its life."""
 
-    Attributes:
-        slot: the place.
-        original: the tensor that stood there before, and will again.
-        copy: the tensor that stands there meanwhile.
-        version: the copy's version when it came.
-        address: of the copy's data when it came.
-        attributes: of the copy when it came.
-    """
-
-    slot: Slot
-    original: torch.Tensor
-    copy: torch.Tensor
-    version: int
-    address: int
-    attributes: dict[str, Any]
-
-    @classmethod
-    def of(cls, slot: Slot, original: torch.Tensor, copy: torch.Tensor) -> SwappedTensor:
-        """Note what a copy is like before anybody uses it."""
-        return cls(slot, original, copy, copy._version, _address(copy), dict(copy.__dict__))
-
-    def changed(self) -> bool:
-        """Whether the copy's values were changed in place."""
-        return self.copy._version != self.version or _address(self.copy) != self.address
+    #: No copy is queued, or readers still fill staging buffers for it.
+    COPYING = enum.auto()
+    #: All copies are queued; `Residency.arrived` marks their end.
+    QUEUED = enum.auto()
+    #: Device copies stand in the modules.
+    IN_USE = enum.auto()
+    #: It is over, or was given up.
+    RELEASED = enum.auto()
 
 
 class Residency:
-    """Device copies of one group, and the calls that use them. Guarded by the engine's lock.
+    """Guarded by the engine's lock, but for what readers call.
+
+    Every method that ends something may be called again, so an interrupt in its middle does no
+    harm. docs/transfers.md explains how copies and computation are ordered.
+
+    Args:
+        engine: of the device.
+        group_id: of the group, for the prefetcher.
+        owner: the pass that asked for it.
 
     Attributes:
-        count: calls that are inside.
-        swapped: the copies.
+        state: see `ResidencyState`.
+        signature: what the weights were like when they were copied.
+        buffer: the copies' memory; None where each is copied by itself, and after the release.
+        arrived: the event after which the copies are complete; None while readers are at work.
+        error: what went wrong in a reader.
+        users: ids of the calls that use the device copies, and their streams.
+        swapped: the device copies in their slots.
+        copy_ids: ids of the device copies.
         compares: whether changes that no version tells of are looked for.
     """
 
-    def __init__(
+    def __init__(self, engine: CopyEngine, group_id: int = 0, owner: int = 0) -> None:
+        self.engine = engine
+        self.group_id = group_id
+        self.owner = owner
+        self.state = ResidencyState.COPYING
+        self.signature: object = None
+        self.plan: CopyPlan | None = None
+        self.buffer: Buffer | None = None
+        self.arrived: Any = None
+        self.error: BaseException | None = None
+        self.span: profile.Span | None = None
+        self.users: dict[int, Any] = {}
+        self.swapped: list[SwappedTensor] = []
+        self.copy_ids: list[int] = []
+        self.compares = False
+        self._use: profile.Span | None = None
+        self._stream: Any = None  # the device copies are ready for its later work
+        self._readers: list[tuple[Any, Any]] = []  # streams that used them, and until when
+        self._lock = threading.RLock()
+        self._expected = 0
+        self._queued = threading.Event()
+
+    # ------------------------------------------------------------------ copying
+
+    def start(
         self,
-        queue: DeviceQueue,
-        swapped: list[SwappedTensor],
-        transfer: Transfer | None,
-        span: Span | None,
-        compares: bool = False,
+        originals: Sequence[torch.Tensor],
+        plan: CopyPlan,
+        buffer: Buffer,
+        block: torch.Tensor | None,
+        name: str,
+        *,
+        ahead: bool,
     ) -> None:
-        self.swapped = swapped
-        self.compares = compares
-        self.count = 0
-        self._queue = queue
-        self._transfer = transfer
-        self._span = span
-        self._stream = queue.here()  # the copies are ready for its later work
-        self._readers: list[tuple[Any, Any]] = []  # streams that have used them, and until when
+        """Queue the copies, or hand them to readers; the host goes on.
 
-    def begin(self) -> None:
-        """Put the copies into their slots."""
-        for swap in self.swapped:
-            swap.slot.put(swap.copy)
+        Args:
+            originals: the weights, as the plan numbers them.
+            plan: the copies.
+            buffer: free, and large enough.
+            block: page-locked memory in which several of them lie.
+            name: of the group, for profiles.
+            ahead: whether it starts before they are needed, for profiles.
+        """
+        self.plan, self.buffer = plan, buffer
+        buffer.holder = self
+        queue, flat, stager = self.engine.queue, buffer.flat, self.engine.stager
+        for event in buffer.after:  # what was here before has been read
+            queue.wait(queue.copy_stream, event)
+        nbytes = sum(piece.nbytes for piece in plan.pieces)
+        self.span = profile.copies_start(queue, name, nbytes, len(plan.runs), ahead)
+        staged = [run for run in plan.runs if queue.pins and not run.pinned]
+        with queue.copying():
+            for run in plan.runs:
+                if run.pinned or not queue.pins:
+                    source = bytes_of(originals[run.weight], run.nbytes, block)
+                    flat.narrow(0, run.offset, run.nbytes).copy_(source, non_blocking=True)
+        if not staged:
+            self._finish()
+            return
+        chunk = stager.chunk_for(sum(run.nbytes for run in staged))
+        sources = [(bytes_of(originals[r.weight], r.nbytes, block), r.offset) for r in staged]
+        chunks = list(divide(sources, chunk))
+        if self.span is not None:
+            self.span.copies += len(chunks) - len(staged)
+        self._expected = len(chunks)
+        tensors = [originals[run.weight] for run in staged]
+        stager.submit(lambda: read_ahead(tensors))
+        for part in chunks:
+            stager.send(part, self)
 
-    def join(self) -> None:
-        """One more call uses the copies, on the calling thread's current stream."""
-        self.count += 1
-        here = self._queue.here()
+    def _finish(self) -> None:
+        queue = self.engine.queue
+        self.arrived = queue.record(queue.copy_stream)
+        if self.state is ResidencyState.COPYING:
+            self.state = ResidencyState.QUEUED
+        if self.span is not None:
+            self.span.end_at(queue, queue.copy_stream, self.arrived)
+        self._queued.set()
+
+    def is_wanted(self) -> bool:
+        """Whether readers shall go on."""
+        return self.state is not ResidencyState.RELEASED
+
+    def deliver(self, chunk: ChunkCopy, memory: torch.Tensor) -> Any:
+        """Called by a reader: queue the copy of a chunk."""
+        queue = self.engine.queue
+        with self._lock:
+            buffer = self.buffer
+            if buffer is None or not self.is_wanted():
+                return None
+            with queue.copying():
+                buffer.flat.narrow(0, chunk.offset, chunk.nbytes).copy_(memory, non_blocking=True)
+            event = queue.record(queue.copy_stream)
+            self._expected -= 1
+            if self._expected == 0:
+                self._finish()
+            return event
+
+    def fail(self, error: BaseException) -> None:
+        """Called by a reader that could not do its part."""
+        self.error = error
+        self._queued.set()
+
+    def wait_queued(self) -> None:
+        """Wait until all its copies are queued."""
+        if self.buffer is not None:
+            self._queued.wait()
+
+    def arrive(self) -> None:
+        """Let the current stream's later work find the weights in the buffer.
+
+        Waits for readers, if any are at work, and not for the device.
+
+        Raises:
+            Exception: what a reader raised.
+        """
+        self.wait_queued()
+        if self.error is not None:
+            raise self.error
+        self.engine.queue.wait(self.engine.queue.current_stream(), self.arrived)
+
+    def data(self, originals: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
+        """The weights in the buffer, by their index in ``originals``."""
+        buffer, plan = self.buffer, self.plan
+        if buffer is None or plan is None:
+            return {}
+        return {p.weight: buffer.tensor(p.offset, originals[p.weight]) for p in plan.pieces}
+
+    # ------------------------------------------------------------------ use
+
+    def expect(self, name: str) -> None:
+        """A call is about to wait for the weights of a group."""
+        self._use = profile.use_starts(self.engine.queue, name, self.span)
+
+    def swap_in(self, swapped: list[SwappedTensor]) -> None:
+        """Put the device copies into their slots: all of them, or none at an interrupt."""
+        self._stream = self.engine.queue.current_stream()
+        self.swapped, self.state = swapped, ResidencyState.IN_USE
+        tables = [swap.slot.table for swap in swapped]
+        names = [swap.slot.name for swap in swapped]
+        copies = [swap.copy for swap in swapped]
+        # One call that runs no Python code: nothing can interrupt it.
+        deque(map(dict.__setitem__, tables, names, copies), maxlen=0)
+
+    def join(self, call: int) -> None:
+        """A call uses the device copies, on the calling thread's current stream."""
+        queue = self.engine.queue
+        here = queue.current_stream()
+        self.users[call] = here
         if here != self._stream:
-            self._queue.wait(here, self._queue.mark(self._stream))
+            queue.wait(here, queue.record(self._stream))
 
-    def part(self) -> bool:
-        """A call needs them no more; say whether it was the last."""
-        self.count -= 1
-        here = self._queue.here()
-        if here is not None:
-            self._readers = [r for r in self._readers if r[0] != here]
-            if self.count:
-                self._readers.append((here, self._queue.mark(here)))
-        return self.count == 0
+    def part(self, call: int) -> bool:
+        """A call is over; say whether nobody uses the device copies any more."""
+        queue = self.engine.queue
+        if call in self.users:
+            here = queue.current_stream()
+            if here is not None:
+                readers = [r for r in self._readers if r[0] != here]
+                if len(self.users) > 1:
+                    readers.append((here, queue.record(here)))
+                self._readers = readers
+            del self.users[call]
+        return not self.users
 
     def end(self) -> None:
-        """Put the resting tensors back, and give the device's memory back."""
-        here = self._queue.here()
-        recorder = profile.active
-        if self._span is not None and recorder is not None:
-            recorder.leaves(self._span, self._queue)
+        """Put the originals back, with the changes made on the device; release the memory."""
+        if self.state is not ResidencyState.IN_USE:
+            self.cancel()
+            return
+        queue = self.engine.queue
+        here = queue.current_stream()
+        if self._use is not None:
+            self._use.end_at(queue, here, queue.record(here))
         for _, event in self._readers:
-            self._queue.wait(here, event)  # for what they changed, too
+            queue.wait(here, event)  # for what they changed, too
         try:
-            self._swap_back()
+            swap_back(self.swapped, queue.torch_device, compares=self.compares)
         finally:
-            if self._transfer is not None:
-                self._transfer.release([self._queue.mark(here)])
-            self._transfer = None
+            if not self.swapped:
+                self._release([queue.record(here)])
 
-    def _swap_back(self) -> None:
-        """Put the resting tensors back, with the changes that were made on the device."""
-        swapped, self.swapped = self.swapped, []
-        busy = {id(g.slot.module) for g in swapped if g.slot.is_buffer and g.changed()}
-        written: set[int] = set()
-        failure: Exception | None = None
-        while swapped:
-            try:
-                self._restore(swapped.pop(), busy, written)
-            except Exception as error:  # noqa: BLE001 - every slot must get its tensor back
-                failure = failure or error
-        if failure is not None:
-            raise failure
+    def cancel(self) -> None:
+        """Give up: copies that are queued still complete, others are never queued."""
+        with self._lock:
+            if self.state is ResidencyState.RELEASED and self.buffer is None:
+                return
+            self.state = ResidencyState.RELEASED
+            event = self.engine.queue.record(self.engine.queue.copy_stream)
+        self._release([event])
 
-    def _restore(self, swap: SwappedTensor, busy: set[int], written: set[int]) -> None:
-        slot, original, copy = swap.slot, swap.original, swap.copy
-        table = slot.table
-        now = table.get(slot.name)
-        if now is copy:
-            table[slot.name] = original
-            if id(copy) not in written:
-                written.add(id(copy))
-                if swap.changed():
-                    _write_back(slot, original, copy)
-                elif self.compares or (slot.is_buffer and _is_doubtful(slot.module, busy)):
-                    _write_differences_back(original, copy)
-            if swap.attributes or copy.__dict__:
-                attributes_back(copy, original, swap.attributes)
-            if copy.requires_grad and copy.is_leaf:
-                pass_gradient_on(copy, original)
-        elif now is not None and now.device == self._queue.place:
-            _settle(slot, now, original.device)
-
-
-def _is_doubtful(module: nn.Module, busy: set[int]) -> bool:
-    """Whether a module may have changed its buffers without their versions telling.
-
-    Batch norm's kernel updates the running statistics so; it counts its batches in a buffer beside
-    them, which tells. Others write to ``buffer.data`` while they are trained.
-    """
-    if id(module) in busy:
-        return True
-    is_norm = isinstance(module, nn.modules.batchnorm._NormBase)
-    return module.training and (is_norm or torch.is_grad_enabled())
-
-
-def _write_back(slot: Slot, original: torch.Tensor, copy: torch.Tensor) -> None:
-    with torch.inference_mode(original.is_inference()), torch.no_grad():
-        if original.shape == copy.shape:
-            original.copy_(copy)
-        else:
-            exchange(slot, move_tensor(copy.detach(), parse_device(original.device)))
-
-
-def _write_differences_back(original: torch.Tensor, copy: torch.Tensor) -> None:
-    with torch.inference_mode(original.is_inference()), torch.no_grad():
-        value = move_tensor(copy.detach(), parse_device(original.device)).to(original.dtype)
-        if not torch.equal(value, original):
-            original.copy_(value)
-
-
-def _settle(slot: Slot, new: torch.Tensor, device: torch.device) -> None:
-    """Let what forward put into the slot original where its predecessor did."""
-    place = parse_device(device)
-    if isinstance(new, nn.Parameter):
-        exchange(slot, move_tensor(new.detach(), place))
-    else:
-        slot.put(move_tensor(new, place))
-
-
-def _address(tensor: torch.Tensor) -> int:
-    """Where the tensor's data are; 0 where its layout or class has no such thing."""
-    if tensor.layout is not torch.strided:
-        return 0
-    try:
-        return tensor.data_ptr()
-    except (RuntimeError, NotImplementedError):
-        return 0
+    def _release(self, after: list[Any]) -> None:
+        buffer = self.buffer
+        if buffer is not None:
+            self.engine.pool.give_back(buffer, self, after)
+        self.buffer = None
+        self.state = ResidencyState.RELEASED

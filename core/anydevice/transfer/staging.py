@@ -1,30 +1,26 @@
-"""Weights that are not page-locked: threads copy them through a small ring of chunks that are.
+"""Staging: a ring of host buffers between slow memory and a device.
 
-A reader copies from the weights, perhaps from the disk, into a free chunk and queues the chunk's
-journey to the device; meanwhile other readers fill other chunks. So disk, link and compute work at
-once, and little memory is page-locked.
+A buffer is filled from files or pageable memory and copied out of; it is filled again once the
+copies out of it are over. Copies from page-locked buffers run beside the host's and the device's
+other work, so disk, link and computation are busy at once, and little memory is page-locked.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
+import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol
 
 import torch
 
-from anydevice.backend import DeviceBackend
 from anydevice.transfer.copy_plan import ALIGNMENT
+from anydevice.transfer.queue import DeviceQueue
 
-if TYPE_CHECKING:
-    from anydevice.transfer.queue import DeviceQueue
+__all__ = ["ChunkCopy", "ChunkReceiver", "Stager", "StagingBuffer", "StagingRing", "divide"]
 
-_Chunks: TypeAlias = "SimpleQueue[tuple[torch.Tensor, Any]]"
-
-__all__ = ["CHUNK", "ChunkReceiver", "Load", "Stager", "divide"]
-
-#: Bytes of a chunk: long enough that a copy's start does not count, short enough that the first
+#: Bytes of a chunk: large enough that a copy's latency does not count, small enough that the first
 #: one is soon under way.
 CHUNK: Final = 16 << 20
 _SMALLEST: Final = 64 << 10
@@ -32,13 +28,81 @@ _CHUNKS: Final = 4
 _READERS: Final = 2
 
 
-class Load(NamedTuple):
-    """What one chunk carries.
+class StagingBuffer:
+    """Host memory of a ring.
+
+    Attributes:
+        tensor: its bytes.
+        pinned: whether they are page-locked.
+        event: after which no copy reads it any more; set by whoever queued copies out of it.
+    """
+
+    def __init__(self, nbytes: int, queue: DeviceQueue) -> None:
+        self.tensor = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
+        self.pinned = False
+        self.event: Any = None
+        if queue.pins:
+            try:
+                self.tensor = queue.backend.pin_memory(self.tensor)
+                self.pinned = True
+            except RuntimeError:  # no more memory may be locked: copies out of it block
+                pass
+
+    @property
+    def memory(self) -> memoryview:
+        """Its bytes, for reading a file into them."""
+        array = (ctypes.c_ubyte * self.tensor.nbytes).from_address(self.tensor.data_ptr())
+        return memoryview(array).cast("B")
+
+
+class StagingRing:
+    """Buffers of one size for one device, made when first needed. May be used by several threads.
+
+    Args:
+        queue: of the device.
+        nbytes: of one buffer.
+        count: how many there are at most; a thread that finds none waits for one.
+    """
+
+    def __init__(self, queue: DeviceQueue, nbytes: int, count: int) -> None:
+        self.nbytes = nbytes
+        self._queue = queue
+        self._free: SimpleQueue[StagingBuffer | None] = SimpleQueue()
+        for _ in range(count):
+            self._free.put(None)
+
+    def acquire(self) -> StagingBuffer:
+        """A buffer that may be filled."""
+        buffer = self._free.get()
+        try:
+            if buffer is None:
+                return StagingBuffer(self.nbytes, self._queue)
+            self._queue.synchronize(buffer.event)
+            buffer.event = None
+            return buffer
+        except BaseException:
+            self._free.put(buffer)
+            raise
+
+    def release(self, buffer: StagingBuffer) -> None:
+        """Give a buffer back, with the event of the last copy out of it."""
+        self._free.put(buffer)
+
+    def drain(self) -> None:
+        """Wait until no copy reads any buffer; all must have been released."""
+        while not self._free.empty():
+            buffer = self._free.get()
+            if buffer is not None:
+                self._queue.synchronize(buffer.event)
+
+
+class ChunkCopy(NamedTuple):
+    """What one staging buffer holds.
 
     Attributes:
         offset: in the device buffer.
         nbytes: how many.
-        parts: host bytes, and where they go in the chunk.
+        parts: host bytes, and their offset in the staging buffer.
     """
 
     offset: int
@@ -47,24 +111,24 @@ class Load(NamedTuple):
 
 
 class ChunkReceiver(Protocol):
-    """Whom a reader works for."""
+    """What a reader works for."""
 
     def is_wanted(self) -> bool:
-        """Whether the load is still wanted."""
+        """Whether the chunk is still needed."""
 
-    def deliver(self, load: Load, chunk: torch.Tensor) -> Any:
-        """Queue the journey of a chunk's bytes; return the event after which it is over."""
+    def deliver(self, chunk: ChunkCopy, memory: torch.Tensor) -> Any:
+        """Queue the copy of a staging buffer's bytes; return the event after it."""
 
     def fail(self, error: BaseException) -> None:
-        """Take note that a load could not be copied."""
+        """Take note that a chunk could not be copied."""
 
 
-def divide(sources: Sequence[tuple[torch.Tensor, int]], chunk: int) -> Iterator[Load]:
-    """Divide host bytes into loads.
+def divide(sources: Sequence[tuple[torch.Tensor, int]], chunk: int) -> Iterator[ChunkCopy]:
+    """Divide host bytes into chunks.
 
     Args:
         sources: bytes, and their offset in the device buffer, ascending.
-        chunk: bytes that a load may have.
+        chunk: most bytes of one.
     """
     parts: list[tuple[torch.Tensor, int]] = []
     start = end = 0
@@ -72,10 +136,10 @@ def divide(sources: Sequence[tuple[torch.Tensor, int]], chunk: int) -> Iterator[
         done = 0
         while done < source.numel():
             at = offset + done
-            # Padding may be copied along; a gap of `ALIGNMENT` may be the place of a weight that
-            # is page-locked and travels without us.
+            # Padding may be copied too; a gap of `ALIGNMENT` may be the place of a weight that is
+            # page-locked and copied directly.
             if parts and (at - end >= ALIGNMENT or at - start >= chunk):
-                yield Load(start, end - start, parts)
+                yield ChunkCopy(start, end - start, parts)
                 parts = []
             if not parts:
                 start = at
@@ -84,42 +148,29 @@ def divide(sources: Sequence[tuple[torch.Tensor, int]], chunk: int) -> Iterator[
             end = at + take
             done += take
     if parts:
-        yield Load(start, end - start, parts)
+        yield ChunkCopy(start, end - start, parts)
 
 
 class Stager:
-    """The readers and chunks of one device."""
+    """The reader threads of one device and their ring."""
 
     def __init__(self, queue: DeviceQueue) -> None:
         self._queue = queue
         self._readers: concurrent.futures.ThreadPoolExecutor | None = None
-        #: Free chunks, and the event of the journey that each made last.
-        self._chunks: _Chunks = SimpleQueue()
-        self._size = 0
+        self._ring: StagingRing | None = None
 
-    def prepare(self, nbytes: int) -> int:
-        """Make chunks that suit loads of so many bytes.
-
-        Returns:
-            The bytes of a chunk; 0 where no memory can be page-locked.
-        """
+    def chunk_for(self, nbytes: int) -> int:
+        """Bytes of a chunk where so many are to be copied; the ring's buffers have them."""
         size = min(CHUNK, max(_SMALLEST, 1 << (nbytes - 1).bit_length()))
-        if size > self._size:
-            pin = self._queue.backend.pin_memory
-            try:
-                chunks = [pin(torch.empty(size, dtype=torch.uint8)) for _ in range(_CHUNKS)]
-            except RuntimeError:
-                return self._size
-            self._chunks = SimpleQueue()  # readers bring the old ones back to the old queue
-            for chunk in chunks:
-                self._chunks.put((chunk, None))
-            self._size = size
-        return self._size
+        if self._ring is None or size > self._ring.nbytes:
+            self._ring = StagingRing(self._queue, size, _CHUNKS)
+        return self._ring.nbytes
 
-    def send(self, load: Load, receiver: ChunkReceiver) -> None:
-        """Let a reader copy a load; no larger than `prepare` said."""
-        chunks = self._chunks
-        self.submit(lambda: _copy_chunk(load, receiver, chunks, self._queue.backend))
+    def send(self, chunk: ChunkCopy, receiver: ChunkReceiver) -> None:
+        """Let a reader fill a buffer with a chunk, no larger than `chunk_for` said."""
+        ring = self._ring
+        assert ring is not None
+        self.submit(lambda: _fill_and_deliver(ring, chunk, receiver))
 
     def submit(self, work: Callable[[], None]) -> None:
         """Let a reader do something."""
@@ -130,31 +181,25 @@ class Stager:
             )
         try:
             self._readers.submit(work)
-        except RuntimeError:  # the interpreter is about to end, and no thread may begin
+        except RuntimeError:  # the interpreter is about to end, and no thread may start
             work()
 
     def close(self, *, wait: bool) -> None:
-        """End the readers, and let the chunks go."""
+        """End the readers, and give the ring's memory back."""
         if self._readers is not None:
             self._readers.shutdown(wait=wait)
-        self._readers = None
-        self._chunks = SimpleQueue()
-        self._size = 0
+        self._readers = self._ring = None
 
 
-def _copy_chunk(
-    load: Load, receiver: ChunkReceiver, chunks: _Chunks, backend: DeviceBackend
-) -> None:
-    chunk, event = chunks.get()
+def _fill_and_deliver(ring: StagingRing, chunk: ChunkCopy, receiver: ChunkReceiver) -> None:
     try:
-        if event is not None:  # its last load may still be on the way
-            backend.synchronize_event(event)
-        event = None
-        if receiver.is_wanted():
-            for source, offset in load.parts:
-                chunk.narrow(0, offset, source.numel()).copy_(source)
-            event = receiver.deliver(load, chunk.narrow(0, 0, load.nbytes))
+        buffer = ring.acquire()
+        try:
+            if receiver.is_wanted():
+                for source, offset in chunk.parts:
+                    buffer.tensor.narrow(0, offset, source.numel()).copy_(source)
+                buffer.event = receiver.deliver(chunk, buffer.tensor.narrow(0, 0, chunk.nbytes))
+        finally:
+            ring.release(buffer)
     except BaseException as error:  # noqa: BLE001 - it is raised where the weights are needed
         receiver.fail(error)
-    finally:
-        chunks.put((chunk, event))

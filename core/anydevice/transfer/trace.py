@@ -6,10 +6,9 @@ A guess that is wrong costs the time of a copy and nothing else.
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from anydevice.transfer.group import OffloadGroup
+from anydevice.transfer.group import OffloadGroup
 
 __all__ = ["ExecutionTrace", "ForwardPass"]
 
@@ -80,12 +79,12 @@ class ForwardPass:
     """One thread's pass through the groups.
 
     Attributes:
-        depth: how many calls of the whole model the thread is in; 0 where nobody says.
+        calls: the calls of the whole model that the thread is in; none where nobody says so.
     """
 
     def __init__(self, trace: ExecutionTrace) -> None:
         self._trace = trace
-        self.depth = 0
+        self.calls: list[object] = []
         self._begin()
 
     def _begin(self) -> None:
@@ -101,7 +100,7 @@ class ForwardPass:
 
     def step(self, group: OffloadGroup) -> bool:
         """A group is entered; say whether a new pass began with it."""
-        begins = not self._seen or (self._seen[0]() is group and self.depth == 0)
+        begins = not self._seen or (self._seen[0]() is group and not self.calls)
         if begins or len(self._seen) > self._trace.longest:
             self.finish()
             self._expected = self._trace.order_from(group)
