@@ -427,6 +427,33 @@ def test_a_forward_with_gradients_on_keeps_no_device_copies(sim, make, x, option
             assert not trained or torch.allclose(got.grad, want.grad, atol=1e-5)
 
 
+def test_a_graph_that_is_dropped_frees_the_device(sim, make, x):
+    model = make([nn.Sequential(nn.Linear(32, 32), nn.Sigmoid(), nn.ReLU())])
+    output = model(x.requires_grad_(), grad=True)
+    model.engine.close()
+    del output
+    torch.sim.synchronize(0)
+    assert torch.sim.memory_allocated(0) == 0
+
+
+def test_a_second_derivative_is_right(make, x):
+    model, plain = make(make_blocks(2)), make_blocks(2)
+
+    def penalty(value, result):
+        (slope,) = torch.autograd.grad(result.pow(2).sum(), value, create_graph=True)
+        return slope.pow(2).sum()
+
+    inputs, others = x.clone().requires_grad_(), x.clone().requires_grad_()
+    wanted = others
+    for block in plain:
+        wanted = block(wanted)
+    penalty(inputs, model(inputs, grad=True)).backward()
+    penalty(others, wanted).backward()
+    for block, other in zip(model.blocks, plain, strict=True):
+        for got, want in zip(block.parameters(), other.parameters(), strict=True):
+            assert torch.allclose(got.grad, want.grad, rtol=1e-3, atol=1e-4)
+
+
 def test_a_weight_that_changes_before_its_backward_is_an_error(make, x):
     model = make(make_blocks(3))
     output = model(x.requires_grad_(), grad=True)

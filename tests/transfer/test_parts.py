@@ -27,7 +27,7 @@ DTYPES = st.sampled_from([torch.float32, torch.int8, torch.bfloat16, torch.float
 @given(shapes=SHAPES, data=st.data())
 def test_pieces_do_not_overlap_and_are_aligned(shapes, data):
     tensors = [torch.zeros(s, dtype=data.draw(DTYPES)) for s in shapes]
-    layout = plan_copies(tensors, None, pins=False)
+    layout = plan_copies(tensors, pins=False)
     spans = sorted((p.offset, p.offset + p.nbytes) for p in layout.pieces)
     assert all(a[1] <= b[0] for a, b in itertools.pairwise(spans))
     assert all(start % 64 == 0 for start, _ in spans)
@@ -37,14 +37,14 @@ def test_pieces_do_not_overlap_and_are_aligned(shapes, data):
 
 def test_neighbours_are_copied_at_once():
     whole = torch.arange(256.0)
-    layout = plan_copies([whole[128:], whole[:64]], None, pins=False)
+    layout = plan_copies([whole[128:], whole[:64]], pins=False)
     assert len(layout.runs) == 1
     assert layout.runs[0].nbytes == 1024
 
 
 def test_neighbours_that_would_lose_their_alignment_are_not():
     whole = torch.arange(256.0)
-    assert len(plan_copies([whole[:100], whole[100:]], None, pins=False).runs) == 2
+    assert len(plan_copies([whole[:100], whole[100:]], pins=False).runs) == 2
 
 
 @pytest.mark.parametrize(

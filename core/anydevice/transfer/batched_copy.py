@@ -20,9 +20,7 @@ __all__ = ["copy_batch", "page_lock"]
 _BATCH: Final = 64 << 20
 
 
-def copy_batch(
-    tensors: Sequence[torch.Tensor], device: Device, block: torch.Tensor | None = None
-) -> list[torch.Tensor]:
+def copy_batch(tensors: Sequence[torch.Tensor], device: Device) -> list[torch.Tensor]:
     """Copy tensors to a device, in few copies that are queued together.
 
     From the host to a device with streams they are copied on a stream of their own, beside whatever
@@ -33,7 +31,6 @@ def copy_batch(
     Args:
         tensors: on any device; detached. A tensor that comes twice is copied once.
         device: where to; a tensor that is there already is returned itself.
-        block: page-locked memory from `page_lock` in which several of them may lie.
 
     Returns:
         Tensors on ``device``, each with the strides of its original where that is dense.
@@ -52,14 +49,14 @@ def copy_batch(
                 found[id(tensor)] = move_tensor(tensor, device)
         try:
             for batch in _batches(together):
-                _copy_batch(batch, queue, block, found)
+                _copy_batch(batch, queue, found)
         finally:
             # Also when it fails: queued copies still write to memory that is given back now.
             queue.wait(queue.current_stream(), queue.record(queue.copy_stream))
     return [found[id(tensor)] for tensor in tensors]
 
 
-def page_lock(tensors: Sequence[torch.Tensor], device: Device) -> torch.Tensor | None:
+def page_lock(tensors: Sequence[torch.Tensor], device: Device) -> None:
     """Page-lock host tensors, once, so that `copy_batch` need not stop the host for them.
 
     Where the device does not claim page-locked memory, or too little host memory is free, they stay
@@ -68,28 +65,23 @@ def page_lock(tensors: Sequence[torch.Tensor], device: Device) -> torch.Tensor |
     Args:
         tensors: on the host; each keeps its identity, and its data moves.
         device: where they will be copied to.
-
-    Returns:
-        The block of memory in which they lie now; None where none was moved.
     """
     backend = registry.get_backend(device.torch)
-    if not device.is_accelerator or not backend.capabilities.pinned_memory:
-        return None
-    return pin_host_tensors(tensors, backend, PinBudget(None), mapped=False)
+    if device.is_accelerator and backend.capabilities.pinned_memory:
+        pin_host_tensors(tensors, backend, PinBudget(None), mapped=False)
 
 
 def _copy_batch(
     batch: list[torch.Tensor],
     queue: DeviceQueue,
-    block: torch.Tensor | None,
     found: dict[int, torch.Tensor],
 ) -> None:
-    plan = plan_copies(batch, block, queue.pins)
+    plan = plan_copies(batch, queue.pins)
     flat = queue.allocate(plan.nbytes)
     queue.wait(queue.copy_stream, queue.record(queue.current_stream()))  # its last reader
     with queue.copying():
         for run in plan.runs:
-            source = bytes_of(batch[run.weight], run.nbytes, block)
+            source = bytes_of(batch[run.weight], run.nbytes)
             flat.narrow(0, run.offset, run.nbytes).copy_(source, non_blocking=True)
     for piece in plan.pieces:
         found[id(batch[piece.weight])] = tensor_at(flat, piece.offset, batch[piece.weight])

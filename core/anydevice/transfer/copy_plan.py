@@ -11,6 +11,7 @@ from torch import nn
 from anydevice.devices import CPU
 from anydevice.tensors import is_dense
 from anydevice.transfer.device_copy import is_lazy, moves_by_itself
+from anydevice.transfer.pinned_blocks import block_of
 
 __all__ = [
     "ALIGNMENT",
@@ -20,7 +21,6 @@ __all__ = [
     "align",
     "bytes_of",
     "count_owners",
-    "lies_in",
     "plan_copies",
     "signature",
     "tensor_at",
@@ -99,7 +99,6 @@ def signature(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 def plan_copies(
     originals: Sequence[torch.Tensor],
-    block: torch.Tensor | None,
     pins: bool,
     alone: Sequence[int] = (),
 ) -> CopyPlan:
@@ -107,7 +106,6 @@ def plan_copies(
 
     Args:
         originals: the weights, each once.
-        block: page-locked memory in which several of them may lie, though as storages of their own.
         pins: whether the device knows page-locked memory.
         alone: indices of those that must travel by themselves for a reason of the caller's.
     """
@@ -122,7 +120,7 @@ def plan_copies(
         tensor = originals[i]
         address, nbytes = tensor.data_ptr(), tensor.nbytes
         joins = (
-            _owner(tensor, block) == owner
+            _owner(tensor) == owner
             and address - end <= _GAP
             and (address - start) % _KEPT_ALIGNMENT == 0
         )
@@ -135,23 +133,19 @@ def plan_copies(
             offset = align(runs[-1].offset + runs[-1].nbytes) if runs else 0
             pieces.append(Piece(i, offset, nbytes))
             runs.append(Run(i, offset, nbytes, pins and tensor.is_pinned()))
-            owner, start, end = _owner(tensor, block), address, address + nbytes
+            owner, start, end = _owner(tensor), address, address + nbytes
     total = align(runs[-1].offset + runs[-1].nbytes) if runs else 0
     return CopyPlan(total, pieces, runs, loose)
 
 
-def bytes_of(tensor: torch.Tensor, nbytes: int, block: torch.Tensor | None) -> torch.Tensor:
+def bytes_of(tensor: torch.Tensor, nbytes: int) -> torch.Tensor:
     """View host memory, from a tensor's first byte on, as bytes."""
-    if block is not None and lies_in(tensor, block):
+    block = block_of(tensor)
+    if block is not None:
         return block.narrow(0, tensor.data_ptr() - block.data_ptr(), nbytes)
     view = torch.empty(0, dtype=torch.uint8)
     start = tensor.storage_offset() * tensor.element_size()
     return view.set_(tensor.untyped_storage(), start, (nbytes,), (1,))
-
-
-def lies_in(tensor: torch.Tensor, block: torch.Tensor) -> bool:
-    """Whether a tensor's first byte lies in a block of memory."""
-    return 0 <= tensor.data_ptr() - block.data_ptr() < block.numel()
 
 
 def tensor_at(flat: torch.Tensor, offset: int, like: torch.Tensor) -> torch.Tensor:
@@ -185,11 +179,10 @@ def travels_as_bytes(tensor: torch.Tensor) -> bool:
     )
 
 
-def _owner(tensor: torch.Tensor, block: torch.Tensor | None) -> int:
-    """Whose memory it is: all between two tensors of one owner may be read."""
-    if block is not None and lies_in(tensor, block):
-        return block.data_ptr()
-    return tensor.untyped_storage().data_ptr()
+def _owner(tensor: torch.Tensor) -> int:
+    """Whose memory it is: everything between two tensors of one owner may be read."""
+    block = block_of(tensor)
+    return (tensor.untyped_storage() if block is None else block).data_ptr()
 
 
 def align(nbytes: int) -> int:

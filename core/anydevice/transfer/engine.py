@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import weakref
@@ -218,10 +219,10 @@ class Engine:
         for i, original in enumerate(originals):
             if i not in copies:
                 span = profile.copies_alone(engine.queue, group.name, original)
-                copies[i] = self._prefetcher.retry_without_memory(
-                    engine,
-                    lambda t=original: make_device_copy(t, group.device, group.compute_dtype),
+                make = functools.partial(
+                    make_device_copy, original, group.device, group.compute_dtype
                 )
+                copies[i] = self._prefetcher.retry_without_memory(engine, make)
                 if span is not None:
                     span.end_now()
         return {id(original): copies[i] for i, original in enumerate(originals)}

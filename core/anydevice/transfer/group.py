@@ -60,8 +60,7 @@ class OffloadGroup:
             comparing when a call ends.
         prefetch_score: how often a guess that it comes next was right, less how often it was wrong.
         plan: how it is copied, and the signature of the weights for which that was planned.
-        block: page-locked memory in which its weights lie.
-        was_pinned: whether that was tried.
+        was_pinned: whether its weights were page-locked, as far as they can be.
     """
 
     compares = False
@@ -93,7 +92,6 @@ class OffloadGroup:
         self.prefetch_score = 0
         self.plan: tuple[Any, CopyPlan] | None = None
         self.was_pinned = False
-        self.block: torch.Tensor | None = None
         #: Whether it computes on the host from weights in files; None: not known yet.
         self._is_mapped: bool | None = None if self.device == CPU else False
         self._engine.add(self)
@@ -278,7 +276,6 @@ _RUN_TIME: Final = frozenset(
         "prefetch_score",
         "plan",
         "was_pinned",
-        "block",
         "_is_mapped",
     }
 )

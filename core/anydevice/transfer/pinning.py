@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 
 import torch
@@ -12,6 +11,7 @@ from anydevice.backend import DeviceBackend
 from anydevice.checkpoint.mapped import backing_of
 from anydevice.devices import CPU
 from anydevice.transfer.copy_plan import align, count_owners, travels_as_bytes
+from anydevice.transfer.pinned_blocks import place_in_block
 
 __all__ = ["PinBudget", "pin_host_tensors"]
 
@@ -38,7 +38,7 @@ class PinBudget:
 
 def pin_host_tensors(
     originals: Sequence[torch.Tensor], backend: DeviceBackend, budget: PinBudget, *, mapped: bool
-) -> torch.Tensor | None:
+) -> None:
     """Move the data of resting weights to one block of page-locked memory.
 
     The tensors stay the same objects, each with a storage of its own, so that saving one does not
@@ -50,28 +50,24 @@ def pin_host_tensors(
         backend: pins memory.
         budget: what this may cost.
         mapped: whether weights that are views of a file are wanted in memory, too.
-
-    Returns:
-        The block; None when nothing was moved.
     """
     chosen = [t for t in originals if _may_move(t) and (mapped or backing_of(t) is None)]
     offsets = [0]
     for tensor in chosen:
         offsets.append(offsets[-1] + align(tensor.nbytes))
     if not chosen or not budget.take(offsets[-1]):
-        return None
+        return
     try:
         block = backend.pin_memory(torch.empty(offsets[-1], dtype=torch.uint8))
         if not block.is_pinned():
-            return None
+            return
     except RuntimeError:  # the system allows no more: go on without
-        return None
+        return
     with torch.inference_mode(False), torch.no_grad():
         for tensor, offset in zip(chosen, offsets, strict=False):
-            new = _part(block, offset, tensor)
+            new = place_in_block(block, offset, tensor)
             new.copy_(tensor)
             tensor.data = new
-    return block
 
 
 def _may_move(tensor: torch.Tensor) -> bool:
@@ -88,11 +84,3 @@ def _is_sole_owner(tensor: torch.Tensor) -> bool:
     owners = count_owners(tensor)
     # The tensor is one, the Python object that is asked for the count is the other.
     return owners is not None and owners <= 2
-
-
-def _part(block: torch.Tensor, offset: int, like: torch.Tensor) -> torch.Tensor:
-    """A tensor over a part of a block, as a storage of its own, which keeps the block alive."""
-    memory = (ctypes.c_uint8 * like.nbytes).from_address(block.data_ptr() + offset)
-    memory.block = block  # type: ignore[attr-defined]
-    flat = torch.frombuffer(memory, dtype=like.dtype, count=like.numel())
-    return flat.as_strided(like.shape, like.stride())

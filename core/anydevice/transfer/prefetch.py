@@ -148,13 +148,11 @@ class Prefetcher:
             return not ahead
         if queue.pins and not group.was_pinned:
             group.was_pinned = True
-            group.block = pin_host_tensors(
-                originals, queue.backend, self._budget, mapped=group.pins_mapped
-            )
+            pin_host_tensors(originals, queue.backend, self._budget, mapped=group.pins_mapped)
         residency.signature = state = _state(originals)
         if group.plan is None or group.plan[0] != state[0]:
             loose = group.must_be_cast_first(originals, queue.backend.supports_dtype)
-            group.plan = (state[0], plan_copies(originals, group.block, queue.pins, loose))
+            group.plan = (state[0], plan_copies(originals, queue.pins, loose))
         plan = group.plan[1]
         if not plan.pieces:
             return not ahead
@@ -162,7 +160,7 @@ class Prefetcher:
         if buffer is None:
             return False
         with torch._C.DisableTorchFunction():  # not for modes of the caller's
-            residency.start(originals, plan, buffer, group.block, group.name, ahead=ahead)
+            residency.start(originals, plan, buffer, group.name, ahead=ahead)
         return True
 
     # ------------------------------------------------------------------ giving up

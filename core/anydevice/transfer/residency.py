@@ -86,7 +86,6 @@ class Residency:
         originals: Sequence[torch.Tensor],
         plan: CopyPlan,
         buffer: Buffer,
-        block: torch.Tensor | None,
         name: str,
         *,
         ahead: bool,
@@ -97,7 +96,6 @@ class Residency:
             originals: the weights, as the plan numbers them.
             plan: the copies.
             buffer: free, and large enough.
-            block: page-locked memory in which several of them lie.
             name: of the group, for profiles.
             ahead: whether it starts before they are needed, for profiles.
         """
@@ -112,13 +110,13 @@ class Residency:
         with queue.copying():
             for run in plan.runs:
                 if run.pinned or not queue.pins:
-                    source = bytes_of(originals[run.weight], run.nbytes, block)
+                    source = bytes_of(originals[run.weight], run.nbytes)
                     flat.narrow(0, run.offset, run.nbytes).copy_(source, non_blocking=True)
         if not staged:
             self._finish()
             return
         chunk = stager.chunk_for(sum(run.nbytes for run in staged))
-        sources = [(bytes_of(originals[r.weight], r.nbytes, block), r.offset) for r in staged]
+        sources = [(bytes_of(originals[r.weight], r.nbytes), r.offset) for r in staged]
         chunks = list(divide(sources, chunk))
         if self.span is not None:
             self.span.copies += len(chunks) - len(staged)

@@ -68,7 +68,7 @@ class SavedWeights:
 
     def start(self) -> None:
         """Begin. Hooks that are there already get every other tensor."""
-        autograd = torch._C._autograd
+        autograd: Any = torch._C._autograd
         if not self._places:
             return
         if autograd._saved_tensors_hooks_is_enabled() and not is_transformed():
@@ -90,7 +90,8 @@ class SavedWeights:
             return found
         if self._outer is not None:
             return _SavedByOthers(self._outer[0](tensor), self._outer[1])
-        return _SavedTensor(tensor, tensor._version)
+        # Detached: an output that holds its own graph would never be freed.
+        return _SavedTensor(tensor.detach(), tensor._version)
 
     def _find(self, tensor: torch.Tensor) -> _SavedWeight | None:
         """A reference to the original, where the tensor is a view of an unchanged device copy."""
