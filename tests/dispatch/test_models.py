@@ -624,6 +624,42 @@ def test_layerwise_casting_by_name_and_as_a_whole():
     assert whole(X).dtype == torch.float32
 
 
+def test_only_layers_that_bear_a_small_dtype_are_cast():
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(4))
+            self.layers = nn.Sequential(
+                nn.Conv1d(4, 4, 1), nn.BatchNorm1d(4), nn.GroupNorm(2, 4), nn.PReLU()
+            )
+            self.embed = nn.Embedding(3, 4)
+            self.rnn = nn.GRU(4, 4)
+
+        def forward(self, ids):
+            x = self.layers(self.embed(ids).T[None])[0].T * self.scale
+            return self.rnn(x)[0]
+
+    small = {"layers.0.weight", "layers.0.bias", "embed.weight"}
+    for options in ({"skip_modules_pattern": ()}, {}):
+        model, plain = Own().eval(), Own().eval()
+        plain.load_state_dict(model.state_dict())
+        anydevice.hooks.attach_layerwise_casting_hooks(
+            model, torch.float8_e4m3fn, torch.float32, **options
+        )
+        cast = {n for n, p in model.state_dict().items() if p.dtype == torch.float8_e4m3fn}
+        assert cast == small
+        with torch.no_grad():
+            for name in small:
+                value = plain.get_parameter(name)
+                value.copy_(value.to(torch.float8_e4m3fn).float())
+            ids = torch.tensor([0, 2, 1])
+            torch.testing.assert_close(model(ids), plain(ids))
+    norm = nn.BatchNorm1d(4)
+    hook = anydevice.hooks.LayerwiseCastingHook(torch.bfloat16, torch.float32, False)
+    anydevice.hooks.add_hook_to_module(norm, hook)  # the user says so
+    assert norm.weight.dtype == torch.bfloat16
+
+
 def test_layerwise_casting_under_offload(sim):
     plain, model = net(), net()
     anydevice.cpu_offload(model, 0)
@@ -631,12 +667,12 @@ def test_layerwise_casting_under_offload(sim):
         model, torch.bfloat16, torch.float32, skip_modules_pattern=("nothing",)
     )
     with torch.no_grad():
-        for tensor in (*plain.parameters(), *plain.buffers()):
-            if tensor.is_floating_point():
-                tensor.copy_(tensor.bfloat16().float())
+        for tensor in (*plain[0].parameters(), *plain[2].parameters()):
+            tensor.copy_(tensor.bfloat16().float())
         for _ in range(2):
             torch.testing.assert_close(model(X), plain(X))
-    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    assert {p.dtype for p in model[1].parameters()} == {torch.float32}
+    assert {m.weight.dtype for m in (model[0], model[2])} == {torch.bfloat16}
     assert {p.device.type for p in model.parameters()} == {"cpu"}
 
 
@@ -656,7 +692,9 @@ def test_layerwise_casting_of_modules_that_use_weights_of_their_parts(sim, make)
     anydevice.dispatch.attach_layerwise_casting_hooks(
         model, torch.bfloat16, torch.float32, skip_modules_classes=()
     )
-    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    dtypes = {n.rpartition(".")[0]: p.dtype for n, p in model.named_parameters()}
+    assert {d for n, d in dtypes.items() if "norm" not in n} == {torch.bfloat16}
+    assert {d for n, d in dtypes.items() if "norm" in n} <= {torch.float32}
     got = model["inner"](*[torch.ones(3, 8)] * (3 if make is nn.MultiheadAttention else 1))
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a, b, atol=0.1, rtol=0.1)

@@ -353,7 +353,14 @@ class AlignDevicesHook(ModelHook):
         """Leave the weights where they are stored; buffers that were elsewhere join them.
 
         Where parts of the module are still hooked, these need the buffers where they are.
+
+        Raises:
+            ModelError: other code than anydevice removes the hooks of a dispatched model.
         """
+        if self.passes is not None and HOOK in module.__dict__:
+            held = module.__dict__[HOOK]
+            if self in getattr(held, "hooks", (held,)):
+                raise ModelError(_STRIPPED.format(type(module).__name__))
         self.group = None
         self._aliases = self._watched = ()
         if self._loading is not None:
@@ -427,6 +434,16 @@ def _store_on_host(module: nn.Module, buffers: Collection[str]) -> None:
     for weight in gather_weights(iter_slots(module), stored):
         if weight.device == CPU and not weight.tensor.is_meta:
             weight.move()
+
+
+_STRIPPED = (
+    "this {} is dispatched by anydevice, and other code was about to remove its hooks (accelerate's "
+    "remove_hook_from_submodules, which PeftModel.from_pretrained calls for an offloaded model): "
+    "its weights would no longer be where it runs. To load an adapter, use "
+    "model.load_adapter(path) of a transformers model, or peft's get_peft_model and "
+    "set_peft_model_state_dict. To remove the hooks, use anydevice.undispatch or "
+    "anydevice.hooks.remove_hook_from_submodules."
+)
 
 
 def _message(

@@ -313,7 +313,7 @@ def remove_matching_hooks(module: nn.Module, matches: Callable[[ModelHook], bool
     if not kept:
         remove_hook_from_module(module)
     elif len(kept) < len(hooks):
+        module.__dict__[HOOK] = SequentialHook(*kept) if len(kept) > 1 else kept[0]
         for gone in hooks:
             if matches(gone):
                 gone.detach_hook(module)
-        module.__dict__[HOOK] = SequentialHook(*kept) if len(kept) > 1 else kept[0]

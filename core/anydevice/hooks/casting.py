@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeGuard
 
 import torch
@@ -14,19 +14,33 @@ from anydevice.hooks.base import ModelHook, add_hook_to_module
 from anydevice.hooks.grouping import computes_with_parts
 from anydevice.hooks.resumable import RESUMABLE, Call, resume
 from anydevice.transfer import Engine, OffloadGroup
-from anydevice.weights import exchange, iter_modules, iter_slots
+from anydevice.weights import Slot, exchange, iter_modules, iter_slots
 
 __all__ = ["LayerwiseCastingHook", "attach_layerwise_casting_hooks"]
+
+
+#: Layers whose weights bear a smaller dtype. Norms, their statistics, and parameters that a model
+#: multiplies itself do not.
+SAFE_LAYERS = (
+    nn.Linear,
+    nn.Bilinear,
+    nn.modules.conv._ConvNd,
+    nn.Embedding,
+    nn.EmbeddingBag,
+    nn.MultiheadAttention,
+)
 
 
 class LayerwiseCastingHook(ModelHook):
     """Keeps the floating-point weights of a module in one dtype, and computes with them in another.
 
-    The weights lose precision, once, when the hook is attached; memory is saved from then on.
-    Removing the hook leaves them in the storage dtype.
+    Of a module with parts, only the weights of layers that bear it are cast: linear layers,
+    convolutions, embeddings and attention. A layer that has the hook itself is cast, whatever its
+    class. The weights lose precision, once, when the hook is attached; memory is saved from then
+    on. Removing the hook leaves them in the storage dtype.
 
     Args:
-        storage_dtype: the dtype in which weights rest, such as ``torch.float8_e4m3fn``.
+        storage_dtype: the dtype in which weights are stored, such as ``torch.float8_e4m3fn``.
         compute_dtype: the dtype that they have during the forward, such as ``torch.bfloat16``.
         non_blocking: accepted for compatibility: casts are queued on the device in any case.
     """
@@ -42,7 +56,7 @@ class LayerwiseCastingHook(ModelHook):
 
     def init_hook(self, module: nn.Module) -> nn.Module:
         """Cast the module's weights to the storage dtype; the Parameters stay the same objects."""
-        for _, slot in iter_slots(module):
+        for _, slot in _slots(module):
             tensor = slot.get()
             if _is_floating(tensor) and tensor.dtype != self.storage_dtype:
                 exchange(slot, tensor.detach().to(self.storage_dtype))
@@ -60,14 +74,14 @@ class LayerwiseCastingHook(ModelHook):
         It is done here and not in `pre_forward`, so that a hook that brings weights to a device is
         always around it.
         """
-        tensors = (slot.get() for _, slot in iter_slots(module))
+        tensors = (slot.get() for _, slot in _slots(module))
         first = next((tensor for tensor in tensors if _is_floating(tensor)), None)
         if first is None:
             return forward(*args, **kwargs)
         device = parse_device(first.device)
         group = self._groups.get(device)
         if group is None:
-            parts = list(iter_modules(module))
+            parts = _layers(module)
             group = self._groups[device] = self._engine.group(
                 type(module).__name__, parts, device, compute_dtype=self.compute_dtype
             )
@@ -92,11 +106,13 @@ def attach_layerwise_casting_hooks(
     skip_modules_classes: tuple[type[nn.Module], ...] | None = None,
     non_blocking: bool = False,
 ) -> None:
-    """Keep the weights of a model's leaf modules in a small dtype, and compute in a larger one.
+    """Keep the weights of a model's layers in a small dtype, and compute in a larger one.
+
+    Only layers that bear it are cast: see `LayerwiseCastingHook`.
 
     Args:
         module: the model; changed in place.
-        storage_dtype: the dtype in which weights rest.
+        storage_dtype: the dtype in which weights are stored.
         compute_dtype: the dtype that a module's weights have during its forward.
         skip_modules_pattern: regular expressions; modules whose full name one is found in are left
             as they are, with all their parts. None, together with ``skip_modules_classes``: the
@@ -130,13 +146,35 @@ def attach_layerwise_casting_hooks(
         done.add(id(part))
         whole = is_whole(name, part)
         children = [(n, c) for n, c in part._modules.items() if c is not None and not whole]
-        if not children and next(iter_slots(part, recurse=whole), None) is not None:
+        if not children and _layers(part, told=False):
             hook = LayerwiseCastingHook(storage_dtype, compute_dtype, non_blocking)
             add_hook_to_module(part, hook, append=True)
         for child_name, child in children:
             visit(f"{name}.{child_name}" if name else child_name, child)
 
     visit("", module)
+
+
+def _layers(module: nn.Module, told: bool = True) -> list[tuple[str, nn.Module]]:
+    """The modules below one (and itself) whose own weights are cast, with their names.
+
+    Args:
+        module: the module that the hook is on.
+        told: whether the user has put it there, so that a module without parts is cast in any case.
+    """
+    if told and not module._modules:
+        return [("", module)]
+    found, safe = [], set()
+    for name, part in iter_modules(module):  # parents come first
+        if isinstance(part, SAFE_LAYERS) or id(part) in safe:
+            safe |= {id(child) for child in part._modules.values()}
+            found.append((name, part))
+    return found
+
+
+def _slots(module: nn.Module) -> Iterator[tuple[str, Slot]]:
+    for name, layer in _layers(module):
+        yield from iter_slots(layer, name, recurse=False)
 
 
 def _is_floating(tensor: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
