@@ -1,4 +1,4 @@
-"""What stands in a module when it runs is where it runs, also when it was added after a dispatch."""
+"""Weights and modules that are added after a dispatch are where the module runs."""
 
 from __future__ import annotations
 

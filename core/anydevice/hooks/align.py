@@ -437,7 +437,7 @@ def _store_on_host(module: nn.Module, buffers: Collection[str]) -> None:
 
 
 _STRIPPED = (
-    "this {} is dispatched by anydevice, and other code was about to remove its hooks (accelerate's "
+    "this {} is dispatched by anydevice, and other code wanted to remove its hooks (accelerate's "
     "remove_hook_from_submodules, which PeftModel.from_pretrained calls for an offloaded model): "
     "its weights would no longer be where it runs. To load an adapter, use "
     "model.load_adapter(path) of a transformers model, or peft's get_peft_model and "
