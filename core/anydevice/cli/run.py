@@ -4,21 +4,35 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import inspect
+import json
 import os
+import re
 import time
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import torch
 
 from anydevice import registry
 from anydevice.cli.devices import describe_devices, devices_table
+from anydevice.cli.inputs import synthetic_batch
 from anydevice.cli.text import size_text, table
-from anydevice.errors import BudgetError, ModelError
+from anydevice.errors import (
+    AnyDeviceError,
+    BudgetError,
+    DeviceMapError,
+    DoesNotFitError,
+    ModelError,
+)
 from anydevice.pretrained import from_pretrained
 from anydevice.tensors import iter_tensors
+from anydevice.text import parse_bytes
 
-__all__ = ["import_transformers", "peak_rows", "register", "reset_peaks"]
+__all__ = ["import_transformers", "peak_rows", "prepare", "register", "reset_peaks"]
+
+_BUDGET: Final = re.compile(r"[\w:]+=[\w.]+")
 
 _DEFAULT_TEXT = "The quick brown fox jumps over the lazy dog."
 
@@ -38,7 +52,7 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
     )
     parser.add_argument(
         "--max-memory",
-        nargs="+",
+        action="append",
         default=[],
         metavar="DEVICE=SIZE",
         help="budgets, such as 0=10GiB cpu=32GiB; by default what is free",
@@ -46,41 +60,74 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument(
         "--device-map",
         default="auto",
-        help="auto, balanced, balanced_low_0, sequential, or a device",
+        help="auto, balanced, balanced_low_0, sequential, a device, or a JSON file of module names "
+        "to devices",
     )
     parser.add_argument("--dtype", help="such as bfloat16; by default the checkpoint's own")
     parser.add_argument("--revision", help="branch, tag or commit of a Hub repo")
+    parser.add_argument("--variant", help="such as fp16, for files named so")
+    parser.add_argument("--token", help="for a private Hub repo")
+    parser.add_argument(
+        "--trust-remote-code", action="store_true", help="run the code that the repo carries"
+    )
     parser.add_argument("--offload-folder", help="where weights are written that must be written")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.set_defaults(run=_run)
+
+
+def prepare(words: list[str]) -> list[str]:
+    """Let ``--max-memory 0=1GiB cpu=2GiB`` take every budget that follows, and nothing else."""
+    prepared: list[str] = []
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if word == "--max-memory" and rest:
+            prepared.append(f"--max-memory={rest.pop(0)}")
+            while rest and _BUDGET.fullmatch(rest[0]):
+                prepared.append(f"--max-memory={rest.pop(0)}")
+        else:
+            prepared.append(word)
+    return prepared
 
 
 def _run(args: argparse.Namespace) -> int:
     budgets = _budgets(args.max_memory)
-    print(devices_table(describe_devices()), end="\n\n")
+    device_map = _device_map(args.device_map)
+    report: dict[str, Any] = {"devices": describe_devices()}
+    if not args.json:
+        print(devices_table(report["devices"]), end="\n\n")
     reset_peaks()
     importing = import_transformers()
     start = time.perf_counter()
     model = from_pretrained(
         None,
         args.model,
-        device_map=args.device_map,
+        device_map=device_map,
         max_memory=budgets,
         dtype=args.dtype,
         revision=args.revision,
+        variant=args.variant,
+        token=args.token,
+        trust_remote_code=args.trust_remote_code,
         offload_folder=args.offload_folder,
         progress=True,
     )
     loading = time.perf_counter() - start
-    print(model.anydevice_placement.table(), end="\n\n")
-    tokenizer = _tokenizer(args.model, args.revision)
+    placement = model.anydevice_placement
+    if not args.json:
+        print(placement.table(), end="\n\n")
+    tokenizer, missing = _tokenizer(args)
     start = time.perf_counter()
-    with torch.inference_mode():
-        result = (
-            _run_text(model, tokenizer, args.text, args.max_new_tokens)
-            if tokenizer is not None
-            else _run_synthetic(model)
-        )
+    result = _forward(model, tokenizer, args)
     running = time.perf_counter() - start
+    if missing:
+        result += f"\n({missing})"
+    seconds = {"importing": importing, "loading": loading, "running": running}
+    if args.json:
+        report |= {"device_map": dict(placement), "result": result, "seconds": seconds}
+        report["peaks"] = dict(peak_rows())
+        print(json.dumps(report, indent=2, default=str))
+        return 0
     print(result, end="\n\n")
     print(
         f"imported transformers in {importing:.2f} s, loaded in {loading:.2f} s, "
@@ -118,44 +165,80 @@ def _budgets(words: list[str]) -> dict[int | str, int | str] | None:
         device, equals, size = word.rpartition("=")
         if not equals or not device:
             raise BudgetError(f"--max-memory {word!r}: write DEVICE=SIZE, such as 0=10GiB")
+        try:
+            parse_bytes(size)
+        except BudgetError as error:
+            raise BudgetError(f"--max-memory {word!r}: {error}") from None
         budgets[int(device) if device.isdecimal() else device] = size
     return budgets or None
 
 
-def _tokenizer(model: str, revision: str | None) -> Any | None:
-    """The model's tokenizer; None when it has none."""
+def _device_map(given: str) -> Any:
+    """A strategy or device as it is, or the mapping in a JSON file."""
+    path = Path(given)
+    if path.suffix != ".json" and not path.is_file():
+        return given
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DeviceMapError(f"--device-map {given}: cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise DeviceMapError(
+            f"--device-map {given}: a JSON object is needed, of module names to devices, such as "
+            '{"model.layers.0": 0, "": "cpu"}'
+        )
+    return found
+
+
+def _tokenizer(args: argparse.Namespace) -> tuple[Any | None, str]:
+    """The model's tokenizer; or None, and why there is none."""
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(model, revision=revision)
-    except (OSError, ValueError, KeyError):
-        return None
+        tokenizer = AutoTokenizer.from_pretrained(
+            args.model,
+            revision=args.revision,
+            token=args.token,
+            trust_remote_code=args.trust_remote_code,
+        )
+    except Exception as error:  # noqa: BLE001 - a tokenizer fails in many ways; the model runs without
+        first = str(error).strip().partition("\n")[0]
+        return None, f"no tokenizer: {type(error).__name__}: {first:.200}"
+    return tokenizer, ""
+
+
+def _forward(model: Any, tokenizer: Any | None, args: argparse.Namespace) -> str:
+    """Run the model once and describe the result."""
+    reads_text = getattr(model, "main_input_name", "input_ids") == "input_ids"
+    try:
+        with torch.inference_mode():
+            if tokenizer is not None and reads_text:
+                return _run_text(model, tokenizer, args.text, args.max_new_tokens)
+            batch = synthetic_batch(model)
+            return f"synthetic batch -> {_describe(model(**batch))}"
+    except AnyDeviceError:
+        raise
+    except Exception as error:
+        if any(r.backend and r.backend.is_out_of_memory(error) for r in registry.list_backends()):
+            raise DoesNotFitError(
+                f"{type(model).__name__} was loaded, and a device ran out of memory when it ran "
+                f"({error!s:.200}). Leave more room for activations: lower --max-memory"
+            ) from error
+        raise ModelError(
+            f"{type(model).__name__} was loaded and placed, and could not be run on a batch made "
+            f"for the occasion: {type(error).__name__}: {error!s:.500}. Load it with "
+            "anydevice.from_pretrained and call it yourself"
+        ) from error
 
 
 def _run_text(model: Any, tokenizer: Any, text: str, max_new_tokens: int) -> str:
-    batch = tokenizer(text, return_tensors="pt")
-    if model.can_generate():
-        tokens = model.generate(**batch, max_new_tokens=max_new_tokens, do_sample=False)
-        return f"{text!r} -> {tokenizer.decode(tokens[0], skip_special_tokens=True)!r}"
-    return f"{text!r} -> {_describe(model(**batch))}"
-
-
-def _run_synthetic(model: Any) -> str:
-    """Run a model that has no tokenizer on inputs of the right shape."""
-    inputs = getattr(model, "dummy_inputs", None)
-    name = getattr(model, "main_input_name", "input_ids")
-    if name == "pixel_values":
-        config = model.config
-        size = getattr(config, "image_size", 224)
-        height, width = size if isinstance(size, (list, tuple)) else (size, size)
-        channels = getattr(config, "num_channels", 3)
-        inputs = {name: torch.zeros(1, channels, height, width, dtype=model.dtype)}
-    if not inputs:
-        raise ModelError(
-            f"{type(model).__name__} has no tokenizer beside it and takes {name!r}, for which no "
-            "synthetic batch is known; load it with anydevice.from_pretrained and call it yourself"
-        )
-    return f"synthetic batch -> {_describe(model(**inputs))}"
+    batch = dict(tokenizer(text, return_tensors="pt"))
+    if not model.can_generate():
+        takes = inspect.signature(model.forward).parameters
+        whole = {**synthetic_batch(model), **batch}
+        return f"{text!r} -> {_describe(model(**{k: v for k, v in whole.items() if k in takes}))}"
+    tokens = model.generate(**batch, max_new_tokens=max_new_tokens, do_sample=False)
+    return f"{text!r} -> {tokenizer.decode(tokens[0], skip_special_tokens=True)!r}"
 
 
 def _describe(output: Any) -> str:
