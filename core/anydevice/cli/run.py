@@ -16,8 +16,10 @@ from typing import Any, Final
 import torch
 
 from anydevice import registry
+from anydevice.checkpoint import fetch_checkpoint
 from anydevice.cli.devices import describe_devices, devices_table
 from anydevice.cli.inputs import synthetic_batch
+from anydevice.cli.network import cache_only_when_unreachable
 from anydevice.cli.text import size_text, table
 from anydevice.errors import (
     AnyDeviceError,
@@ -91,8 +93,15 @@ def prepare(words: list[str]) -> list[str]:
 
 
 def _run(args: argparse.Namespace) -> int:
+    with cache_only_when_unreachable(args.model):
+        return _load_and_run(args)
+
+
+def _load_and_run(args: argparse.Namespace) -> int:
     budgets = _budgets(args.max_memory)
     device_map = _device_map(args.device_map)
+    if not os.path.exists(args.model):  # noqa: PTH110 - before the long import of transformers
+        fetch_checkpoint(args.model, revision=args.revision, token=args.token, variant=args.variant)
     report: dict[str, Any] = {"devices": describe_devices()}
     if not args.json:
         print(devices_table(report["devices"]), end="\n\n")
