@@ -22,7 +22,7 @@ from typing import Any, Final
 from anydevice._version import __version__
 from anydevice.errors import AnyDeviceError
 
-__all__ = ["COMMAND_GROUP", "main"]
+__all__ = ["COMMAND_GROUP", "full_parser", "main"]
 
 #: The entry-point group by which other packages add subcommands.
 COMMAND_GROUP: Final = "anydevice.commands"
@@ -102,10 +102,15 @@ def _parse_and_run(command: str, words: list[str]) -> int:
     return code
 
 
+def full_parser() -> argparse.ArgumentParser:
+    """The parser with the options of every command, other packages' too."""
+    return _parser(None, importlib.metadata.entry_points(group=COMMAND_GROUP))
+
+
 def _parser(
-    command: str, points: Iterable[importlib.metadata.EntryPoint]
+    command: str | None, points: Iterable[importlib.metadata.EntryPoint]
 ) -> argparse.ArgumentParser:
-    """The parser, with the options of ``command``; the other commands are names in ``--help``."""
+    """The parser, with the options of ``command``; None: of all."""
     parser = argparse.ArgumentParser(
         prog="anydevice",
         description="Run and train PyTorch models on any accelerator.",
@@ -114,7 +119,7 @@ def _parser(
     parser.add_argument("--version", action="version", version=f"anydevice {__version__}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (module, text) in _COMMANDS.items():
-        if name == command:
+        if command in (name, None) and name != "launch":
             _load(module).register(subparsers)
         else:
             subparsers.add_parser(name, help=text)

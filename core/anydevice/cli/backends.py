@@ -10,7 +10,7 @@ from anydevice import registry
 from anydevice.backend_check import member_faults
 from anydevice.cli.text import table
 
-__all__ = ["register"]
+__all__ = ["describe_backends", "register"]
 
 
 def register(subparsers: argparse._SubParsersAction[Any]) -> None:
@@ -20,7 +20,8 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
     parser.set_defaults(run=_run)
 
 
-def _run(args: argparse.Namespace) -> int:
+def describe_backends() -> list[dict[str, Any]]:
+    """Each backend with its status, the reason, and what is wrong with it."""
     found: list[dict[str, Any]] = [
         {
             "device_type": record.device_type,
@@ -36,6 +37,11 @@ def _run(args: argparse.Namespace) -> int:
         }
         for record in registry.list_backends()
     ]
+    return found
+
+
+def _run(args: argparse.Namespace) -> int:
+    found = describe_backends()
     if args.json:
         print(json.dumps(found, indent=2))
         return 0

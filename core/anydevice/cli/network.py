@@ -35,7 +35,7 @@ def is_reachable(endpoint: str) -> bool:
 @contextlib.contextmanager
 def cache_only_when_unreachable(path_or_repo: str) -> Iterator[None]:
     """Meanwhile huggingface_hub looks in its cache alone, if the Hub cannot be reached."""
-    if os.path.exists(path_or_repo):  # noqa: PTH110 - may be no path at all
+    if os.path.exists(path_or_repo):
         yield
         return
     from huggingface_hub import constants

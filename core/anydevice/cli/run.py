@@ -100,7 +100,7 @@ def _run(args: argparse.Namespace) -> int:
 def _load_and_run(args: argparse.Namespace) -> int:
     budgets = _budgets(args.max_memory)
     device_map = _device_map(args.device_map)
-    if not os.path.exists(args.model):  # noqa: PTH110 - before the long import of transformers
+    if not os.path.exists(args.model):
         fetch_checkpoint(args.model, revision=args.revision, token=args.token, variant=args.variant)
     report: dict[str, Any] = {"devices": describe_devices()}
     if not args.json:

@@ -1,0 +1,291 @@
+"""``anydevice plan``: where a model's weights would go, without the weights or the devices."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from anydevice.cli.empty_model import add_model_arguments, held_dtype, read_empty_model
+from anydevice.cli.network import cache_only_when_unreachable
+from anydevice.cli.text import size_text, table
+from anydevice.errors import BudgetError, ModelError
+from anydevice.placement import Placement, infer_auto_device_map
+from anydevice.text import parse_bytes
+
+__all__ = ["prepare", "register"]
+
+_HOST: Final = "cpu"
+_DISK: Final = "disk"
+
+
+def register(subparsers: argparse._SubParsersAction[Any]) -> None:
+    """Add the subcommand."""
+    parser = subparsers.add_parser(
+        "plan",
+        help="show where a model's weights would go, without the weights",
+        description="Plan the placement of a model over this machine's devices, or over devices "
+        "that you name: --device foo=24GiB --device foo=24GiB --cpu 64GiB. Only its config, or the "
+        "headers of its checkpoint, are read.",
+    )
+    add_model_arguments(parser)
+    parser.add_argument(
+        "--device",
+        action="append",
+        default=[],
+        metavar="NAME=SIZE",
+        help="an accelerator to plan for; once for each",
+    )
+    parser.add_argument(
+        "--cpu", metavar="SIZE", help="the host's memory; 0 where --device is given"
+    )
+    parser.add_argument("--disk", metavar="SIZE", help="room on the disk; 0 forbids it")
+    parser.add_argument("--dtype", help="such as bfloat16 or int4; by default the config's")
+    parser.add_argument("--batch", type=int, default=0, metavar="N", help="sequences at once")
+    parser.add_argument(
+        "--context", type=int, default=0, metavar="N", help="tokens of each: cache and activations"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    parser.add_argument("--explain", action="store_true", help="say why each block went there")
+    parser.set_defaults(run=_run)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Machine:
+    """The devices to plan for.
+
+    Attributes:
+        budgets: as the planner takes them; None for this machine.
+        names: the planner's key of each pretended device to its name, such as ``foo:0``.
+    """
+
+    budgets: dict[int | str, int | str] | None
+    names: dict[int | str, str]
+
+    def name(self, key: int | str) -> str:
+        return self.names.get(key, str(key))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Running:
+    """Bytes that a forward pass needs beside the weights; 0 where nothing was asked for.
+
+    Attributes:
+        cache: keys and values of one layer.
+        layers: full names of the layers that keep them.
+        activations: of the widest moment.
+    """
+
+    cache: int = 0
+    layers: tuple[str, ...] = ()
+    activations: int = 0
+
+
+def _run(args: argparse.Namespace) -> int:
+    machine = _machine(args)
+    with cache_only_when_unreachable(args.model):
+        model, config = read_empty_model(args)
+    dtype = args.dtype if args.dtype in ("int4", "int8") else held_dtype(args.dtype, config)
+    running = _running(args, model, config, dtype)
+    placement, cache = _plan(model, machine, dtype, running, args.disk)
+    if args.json:
+        print(json.dumps(_as_json(args.model, placement, machine, running, cache), indent=2))
+        return 0
+    print(_table(placement, machine, running, cache))
+    if args.explain:
+        print(f"\n{placement.explain()}")
+    return 0
+
+
+def _machine(args: argparse.Namespace) -> _Machine:
+    if not args.device and args.cpu is None:
+        return _Machine(None, {})
+    budgets: dict[int | str, int | str] = {}
+    names: dict[int | str, str] = {}
+    kinds: Counter[str] = Counter()
+    for number, word in enumerate(args.device):
+        name, equals, size = word.rpartition("=")
+        if not equals or not name:
+            raise BudgetError(f"--device {word!r}: write NAME=SIZE, such as foo=24GiB")
+        kind = name.partition(":")[0]
+        label = name if ":" in name else f"{kind}:{kinds[kind]}"
+        kinds[kind] += 1
+        if label in names.values():
+            raise BudgetError(f"--device {word!r}: {label} is named twice")
+        budgets[number], names[number] = _size("--device", word, size), label
+    budgets[_HOST] = _size("--cpu", args.cpu, args.cpu) if args.cpu is not None else 0
+    return _Machine(budgets, names)
+
+
+def _size(option: str, word: str, size: str) -> int:
+    try:
+        return parse_bytes(size)
+    except BudgetError as error:
+        raise BudgetError(f"{option} {word}: {error}") from None
+
+
+# ---------------------------------------------------------------------- cache and activations
+
+
+def _running(
+    args: argparse.Namespace, model: nn.Module, config: Any | None, dtype: Any
+) -> _Running:
+    """What ``--batch`` and ``--context`` ask for, from the config's numbers."""
+    if not args.batch and not args.context:
+        return _Running()
+    if args.batch < 0 or args.context < 0:
+        raise ModelError("--batch and --context are numbers from 1 on")
+    text = getattr(config, "text_config", None) or config
+    count = getattr(text, "num_hidden_layers", None)
+    heads = getattr(text, "num_attention_heads", None)
+    width = getattr(text, "hidden_size", None)
+    if not (count and heads and width):
+        raise ModelError(
+            f"{args.model}: --batch and --context need a config that tells layers, heads and "
+            "hidden size"
+        )
+    layers = _layers(model, count)
+    tokens = max(args.batch, 1) * max(args.context, 1)
+    element = dtype.itemsize if isinstance(dtype, torch.dtype) else 2
+    kv_heads = getattr(text, "num_key_value_heads", None) or heads
+    head = getattr(text, "head_dim", None) or width // heads
+    cached = tokens
+    window = getattr(text, "sliding_window", None)
+    if window and getattr(text, "use_sliding_window", True):
+        cached = max(args.batch, 1) * min(max(args.context, 1), window)
+    decodes = not getattr(text, "is_encoder_decoder", False) and hasattr(model, "generate")
+    cache = 2 * cached * kv_heads * head * element if decodes else 0
+    inner = getattr(text, "intermediate_size", None) or 4 * width
+    vocabulary = getattr(text, "vocab_size", None) or 0
+    activations = tokens * (4 * width + 2 * inner) * element + tokens * vocabulary * 4
+    return _Running(cache, layers, activations)
+
+
+def _layers(model: nn.Module, count: int) -> tuple[str, ...]:
+    """The full names of the model's layers: of the longest list of so many modules."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return tuple(f"{name}.{i}" for i in range(count))
+    raise ModelError(f"{type(model).__name__}: no list of {count} layers, as its config says")
+
+
+# ---------------------------------------------------------------------- the plan
+
+
+def _plan(
+    model: nn.Module, machine: _Machine, dtype: Any, running: _Running, disk: str | None
+) -> tuple[Placement, dict[str, int]]:
+    """The placement, and the bytes of cache on each device.
+
+    The cache of a layer is planned as a buffer of it: it is on the device that runs the layer,
+    which for an offloaded layer is the main device, as the planner does with buffers.
+    """
+    for name in running.layers if running.cache else ():
+        cache = torch.empty(running.cache, dtype=torch.uint8, device="meta")
+        model.get_submodule(name).register_buffer("anydevice_cache", cache, persistent=False)
+    options: dict[str, Any] = {} if disk is None else {"disk": _size("--disk", disk, disk)}
+    if running.activations and machine.budgets is not None:
+        options["headroom"] = {
+            key: min(running.activations, int(size))
+            for key, size in machine.budgets.items()
+            if key != _HOST
+        }
+    placement = infer_auto_device_map(model, machine.budgets, dtype=dtype, **options)
+    return placement, _cache_by_device(placement, machine, running)
+
+
+def _cache_by_device(placement: Placement, machine: _Machine, running: _Running) -> dict[str, int]:
+    found: Counter[str] = Counter()
+    for layer in running.layers if running.cache else ():
+        key = _device_of(placement, layer)
+        if key in (_HOST, _DISK) and placement.main_device is not None:
+            key = placement.main_device
+        found[machine.name(key)] += running.cache
+    return dict(found)
+
+
+def _device_of(placement: Mapping[str, Any], name: str) -> Any:
+    """The device of a module: its own entry, its parent's, or its first part's."""
+    path = name
+    while True:
+        if path in placement:
+            return placement[path]
+        if not path:
+            break
+        path = path.rpartition(".")[0]
+    return next((d for n, d in placement.items() if n.startswith(f"{name}.")), _HOST)
+
+
+def _rows(
+    placement: Placement, machine: _Machine, running: _Running, cache: Mapping[str, int]
+) -> Sequence[dict[str, Any]]:
+    rows = []
+    for share in placement.shares.values():
+        name = machine.name(share.key)
+        kept = cache.get(name, 0)
+        accelerator = share.key not in (_HOST, _DISK)
+        taken_off = running.activations if accelerator and machine.budgets else 0
+        rows.append(
+            {
+                "device": name,
+                "budget": None if share.budget is None else share.budget + taken_off,
+                "weights": share.used - kept,
+                "visiting": share.room,
+                "cache": kept,
+                "activations": running.activations if accelerator else 0,
+                "free": share.free,
+            }
+        )
+    return rows
+
+
+def _table(
+    placement: Placement, machine: _Machine, running: _Running, cache: Mapping[str, int]
+) -> str:
+    columns = ["device", "budget", "weights", "visiting", "cache", "activations", "free"]
+    rows = [
+        [str(row["device"])]
+        + ["no limit" if row[c] is None else size_text(row[c]) for c in columns[1:]]
+        for row in _rows(placement, machine, running, cache)
+    ]
+    used = [share for share in placement.shares.values() if share.used]
+    total = size_text(sum(share.used for share in used) - sum(cache.values()))
+    lines = [
+        table([c.upper() for c in columns], rows),
+        "",
+        f"{placement.model}: {total} of weights",
+    ]
+    if len(used) == 1:
+        lines[-1] += f", all on {machine.name(used[0].key)}"
+    elif placement.main_device is not None:
+        lines[-1] += f"; offloaded blocks run on {machine.name(placement.main_device)}"
+    return "\n".join(lines)
+
+
+def _as_json(
+    name: str,
+    placement: Placement,
+    machine: _Machine,
+    running: _Running,
+    cache: Mapping[str, int],
+) -> dict[str, Any]:
+    main = placement.main_device
+    return {
+        "model": name,
+        "class": placement.model,
+        "weights": sum(share.used for share in placement.shares.values()) - sum(cache.values()),
+        "devices": _rows(placement, machine, running, cache),
+        "device_map": {k: machine.name(v) for k, v in placement.items()},
+        "main_device": None if main is None else machine.name(main),
+    }
+
+
+def prepare(words: list[str]) -> list[str]:
+    """Accept both spellings of options."""
+    return [w.replace("_", "-") if w.startswith("--") and "=" not in w else w for w in words]
