@@ -16,7 +16,7 @@ import torch
 
 from anydevice.checkpoint import open_checkpoint
 from anydevice.cli.text import size_text
-from anydevice.errors import CheckpointError, CheckpointNotFoundError, OptionError
+from anydevice.errors import CheckpointError, OptionError
 from anydevice.text import parse_bytes
 
 __all__ = ["merge_weights", "register"]

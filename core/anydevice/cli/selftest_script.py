@@ -1,0 +1,193 @@
+"""What each process of ``anydevice test`` runs: distributed training, checked by value.
+
+Each check runs on every process; a result is printed by the main one. A check that fails on any
+process fails the test, and the others still run.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from anydevice import Accelerator
+from anydevice.cli.selftest import FOLDER
+from anydevice.registry import get_backend
+from anydevice.utils import gather_object, set_seed
+
+__all__ = ["main"]
+
+_PRECISIONS: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_FEATURES: Final = 8
+_EXAMPLES: Final = 23  # a multiple of no number of processes
+
+
+def main() -> int:
+    """Run every check.
+
+    Returns:
+        0 when all hold, else 1.
+    """
+    accelerator = Accelerator()
+    accelerator.print(
+        f"{accelerator.num_processes} processes, {accelerator.device.type}, "
+        f"{accelerator.distributed_type}"
+    )
+    failed = 0
+    checks: list[Callable[[Accelerator], str]] = [
+        processes,
+        collectives,
+        random_numbers,
+        loaders,
+        training,
+        mixed_precision,
+        save_and_load,
+    ]
+    for check in checks:
+        failed += not _run(accelerator, check)
+    accelerator.end_training()
+    return 1 if failed else 0
+
+
+def _run(accelerator: Accelerator, check: Callable[[Accelerator], str]) -> bool:
+    """Run a check on every process; whether it holds on all of them."""
+    start = time.perf_counter()
+    fault = said = ""
+    try:
+        said = check(accelerator)
+    except Exception as error:  # noqa: BLE001 - whatever is wrong is the result
+        fault = f"rank {accelerator.process_index}: {type(error).__name__}: {error!s:.300}"
+        if os.environ.get("ACCELERATE_DEBUG_MODE"):
+            traceback.print_exc()
+    faults = [f for f in gather_object([fault]) if f]
+    seconds = time.perf_counter() - start
+    name = check.__name__.replace("_", " ")
+    state = "failed" if faults else "ok"
+    accelerator.print(f"{name:<16} {state:<7} {seconds:6.2f} s  {'; '.join(faults) or said}")
+    sys.stdout.flush()
+    return not faults
+
+
+def processes(accelerator: Accelerator) -> str:
+    """Every process is there, once, with a device of its own."""
+    ranks = gather_object([accelerator.process_index])
+    _equal(ranks, list(range(accelerator.num_processes)), "ranks")
+    devices = gather_object([str(accelerator.device)])
+    if accelerator.device.type != "cpu" and len(set(devices)) != len(devices):
+        raise AssertionError(f"processes share a device: {', '.join(devices)}")
+    _equal(sum(gather_object([accelerator.is_main_process])), 1, "main processes")
+    return ", ".join(sorted(set(devices)))
+
+
+def collectives(accelerator: Accelerator) -> str:
+    """Gathering, reducing and padding give the right values."""
+    rank, size = accelerator.process_index, accelerator.num_processes
+    mine = torch.full((2,), float(rank), device=accelerator.device)
+    gathered = accelerator.gather(mine).cpu().tolist()
+    _equal(gathered, [float(r) for r in range(size) for _ in range(2)], "gathered values")
+    total = accelerator.reduce(mine, "sum").cpu().tolist()
+    _equal(total, [float(sum(range(size)))] * 2, "summed values")
+    uneven = torch.ones(rank + 1, device=accelerator.device)
+    padded = accelerator.pad_across_processes(uneven)
+    _equal(len(padded), size, "length of padded values")
+    return "gather, reduce, pad"
+
+
+def random_numbers(accelerator: Accelerator) -> str:
+    """One seed gives every process the same numbers."""
+    set_seed(7)
+    drawn = gather_object([torch.rand(4).tolist()])
+    _equal(drawn, [drawn[0]] * accelerator.num_processes, "random numbers")
+    return "one seed, one sequence"
+
+
+def loaders(accelerator: Accelerator) -> str:
+    """Each example is seen, and evaluation sees none twice."""
+    loader = accelerator.prepare(DataLoader(list(range(_EXAMPLES)), batch_size=2))
+    seen = [int(v) for batch in loader for v in accelerator.gather_for_metrics(batch)]
+    _equal(sorted(seen), list(range(_EXAMPLES)), "examples seen")
+    return f"{_EXAMPLES} examples, each once"
+
+
+def training(accelerator: Accelerator) -> str:
+    """The processes keep equal parameters, and the loss falls."""
+    first, last, model = _train(accelerator, "no")
+    weights = accelerator.unwrap_model(model).weight.detach().float().flatten()
+    everyone = accelerator.gather(weights.reshape(1, -1).to(accelerator.device))
+    if not torch.allclose(everyone, everyone[:1].expand_as(everyone)):
+        raise AssertionError("the processes have different parameters after training")
+    return f"loss {first:.3f} -> {last:.3f}"
+
+
+def mixed_precision(accelerator: Accelerator) -> str:
+    """Each precision of the device trains."""
+    dtypes = get_backend(accelerator.device).autocast_dtypes()
+    names = [name for name, dtype in _PRECISIONS.items() if dtype in dtypes]
+    for name in names:
+        _train(accelerator, name)
+    return ", ".join(names) or "none on this device"
+
+
+def save_and_load(accelerator: Accelerator) -> str:
+    """A saved state comes back equal."""
+    folder = Path(os.environ.get(FOLDER) or tempfile.gettempdir()) / "state"
+    model, optimizer = _model(accelerator)
+    accelerator.save_state(str(folder))
+    before = accelerator.unwrap_model(model).weight.detach().clone()
+    with torch.no_grad():
+        accelerator.unwrap_model(model).weight.zero_()
+    accelerator.load_state(str(folder))
+    after = accelerator.unwrap_model(model).weight.detach()
+    if not torch.equal(before.cpu(), after.cpu()):
+        raise AssertionError("weights differ after saving and loading")
+    accelerator.free_memory(model, optimizer)
+    return "a state, bit for bit"
+
+
+def _model(accelerator: Accelerator) -> tuple[Any, Any]:
+    set_seed(1)
+    plain = nn.Linear(_FEATURES, 1)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.05)
+    model, optimizer = accelerator.prepare(plain, optimizer)
+    return model, optimizer
+
+
+def _train(accelerator: Accelerator, precision: str) -> tuple[float, float, Any]:
+    """Fit a line; the first and last loss, and the model."""
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(64, _FEATURES, generator=generator)
+    y = x.sum(1, keepdim=True)
+    model, optimizer = _model(accelerator)
+    loader = accelerator.prepare(DataLoader(list(zip(x, y, strict=True)), batch_size=4))
+    kind = accelerator.device.type
+    dtype = _PRECISIONS.get(precision, torch.float32)
+    losses = []
+    for inputs, target in loader:
+        with torch.autocast(kind, dtype, enabled=precision != "no"):
+            loss = nn.functional.mse_loss(model(inputs), target)
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(accelerator.reduce(loss.detach().float(), "mean")))
+    if not losses[-1] < losses[0]:
+        raise AssertionError(f"the loss went from {losses[0]:.3f} to {losses[-1]:.3f}")
+    accelerator.free_memory(model, optimizer)
+    return losses[0], losses[-1], model
+
+
+def _equal(found: Any, wanted: Any, what: str) -> None:
+    if found != wanted:
+        raise AssertionError(f"{what}: {found!s:.200} in place of {wanted!s:.200}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
