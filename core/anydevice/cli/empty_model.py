@@ -103,9 +103,8 @@ def _from_headers(checkpoint: Checkpoint) -> nn.Module:
     for name in checkpoint:
         info = checkpoint[name]
         *path, last = name.split(".")
-        _descend(root, path).register_buffer(
-            last, torch.empty(info.shape, dtype=info.dtype, device="meta")
-        )
+        empty = torch.empty(info.shape, dtype=info.dtype, device="meta")
+        _descend(root, path).register_parameter(last, nn.Parameter(empty, requires_grad=False))
     return _numbered_as_lists(root)
 
 
@@ -120,7 +119,7 @@ def _descend(module: nn.Module, path: Iterable[str]) -> nn.Module:
 def _numbered_as_lists(module: nn.Module) -> nn.Module:
     """Make children named 0, 1, 2, ... a `ModuleList`, as they were: each is a block of its own."""
     children = {name: _numbered_as_lists(child) for name, child in module._modules.items() if child}
-    if children and not module._buffers and all(name.isdecimal() for name in children):
+    if children and not module._parameters and all(name.isdecimal() for name in children):
         return nn.ModuleList(children[name] for name in sorted(children, key=int))
     module._modules.update(children)
     return module

@@ -54,7 +54,7 @@ def _run(args: argparse.Namespace) -> int:
                 {
                     "model": args.model,
                     "class": type(model).__name__,
-                    "parameters": parameters or sum(b.numel() for b in model.buffers()),
+                    "parameters": parameters,
                     "estimates": found,
                 },
                 indent=2,
@@ -81,7 +81,7 @@ def _estimate(model: nn.Module, dtype: str) -> dict[str, Any]:
         "largest_block_name": largest,
         "training": _training(model, dtype),
         "device": total,
-        "device_with_offload": _least_device(model, dtype, sizes.get(largest, 0), total),
+        "device_with_offload": _least_device(model, dtype, total),
     }
 
 
@@ -92,10 +92,10 @@ def _training(model: nn.Module, dtype: str) -> int:
     return _ADAM_COPIES * (everything - buffers) + buffers
 
 
-def _least_device(model: nn.Module, dtype: str, low: int, high: int) -> int:
+def _least_device(model: nn.Module, dtype: str, high: int) -> int:
     """The smallest budget with which the planner runs every block on the device.
 
-    Between the largest block and the whole model, to within a hundredth.
+    At most ``high``, the whole model; found to within a hundredth.
     """
 
     def runs(size: int) -> bool:
@@ -106,8 +106,7 @@ def _least_device(model: nn.Module, dtype: str, low: int, high: int) -> int:
         devices = {str(device) for device in plan.values()}
         return not plan.host_run and (plan.main_device is not None or devices == {"0"})
 
-    if low and runs(low):
-        return low
+    low = 0
     while high - low > max(1, high // 100):
         middle = (low + high) // 2
         low, high = (low, middle) if runs(middle) else (middle, high)

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -173,7 +174,9 @@ def _open_distributed(folder: Path) -> tuple[dict[str, int], Reader]:
             for n in names
         }
         try:
-            dcp.load(state, storage_reader=dcp.FileSystemReader(folder), no_dist=True)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that it reads in this process alone
+                dcp.load(state, storage_reader=dcp.FileSystemReader(folder), no_dist=True)
         except Exception as error:
             raise CheckpointError(f"{folder} cannot be read: {error}") from error
         return {n: state[keys[n]] for n in names}

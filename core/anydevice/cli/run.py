@@ -16,7 +16,6 @@ from typing import Any, Final
 import torch
 
 from anydevice import registry
-from anydevice.checkpoint import fetch_checkpoint
 from anydevice.cli.devices import describe_devices, devices_table
 from anydevice.cli.inputs import synthetic_batch
 from anydevice.cli.network import cache_only_when_unreachable
@@ -100,8 +99,6 @@ def _run(args: argparse.Namespace) -> int:
 def _load_and_run(args: argparse.Namespace) -> int:
     budgets = _budgets(args.max_memory)
     device_map = _device_map(args.device_map)
-    if not os.path.exists(args.model):
-        fetch_checkpoint(args.model, revision=args.revision, token=args.token, variant=args.variant)
     report: dict[str, Any] = {"devices": describe_devices()}
     if not args.json:
         print(devices_table(report["devices"]), end="\n\n")

@@ -21,8 +21,8 @@ from torch.utils.data import DataLoader
 
 from anydevice import Accelerator
 from anydevice.cli.selftest import FOLDER
+from anydevice.collectives import gather_object
 from anydevice.registry import get_backend
-from anydevice.utils import gather_object, set_seed
 
 __all__ = ["main"]
 
@@ -104,7 +104,7 @@ def collectives(accelerator: Accelerator) -> str:
 
 def random_numbers(accelerator: Accelerator) -> str:
     """One seed gives every process the same numbers."""
-    set_seed(7)
+    torch.manual_seed(7)
     drawn = gather_object([torch.rand(4).tolist()])
     _equal(drawn, [drawn[0]] * accelerator.num_processes, "random numbers")
     return "one seed, one sequence"
@@ -154,7 +154,7 @@ def save_and_load(accelerator: Accelerator) -> str:
 
 
 def _model(accelerator: Accelerator) -> tuple[Any, Any]:
-    set_seed(1)
+    torch.manual_seed(1)
     plain = nn.Linear(_FEATURES, 1)
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.05)
     model, optimizer = accelerator.prepare(plain, optimizer)

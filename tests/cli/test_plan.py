@@ -1,0 +1,151 @@
+"""Plans and estimates without weights."""
+
+import json
+
+import pytest
+from safetensors.torch import load_file
+
+from anydevice import cli
+
+GIB = 1 << 30
+#: Bytes of the model of `config_only` in bfloat16.
+WEIGHTS = 13_476_831_232
+
+
+def plan(capsys, *words):
+    assert cli.main(["plan", *map(str, words), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    return found, {row["device"]: row for row in found["devices"]}
+
+
+def test_pretended_devices_by_their_names(capsys, config_only):
+    words = [
+        "--device",
+        "foo=8GiB",
+        "--device",
+        "foo=8GiB",
+        "--device",
+        "bar=1GiB",
+        "--cpu",
+        "64GiB",
+    ]
+    found, devices = plan(capsys, config_only, *words)
+    assert list(devices) == ["foo:0", "foo:1", "bar:0", "cpu", "disk"]
+    assert found["weights"] == sum(d["weights"] for d in devices.values())
+    assert abs(found["weights"] - WEIGHTS) < 10_000
+    assert devices["foo:0"]["budget"] == 8 * GIB
+    assert all(d["weights"] <= d["budget"] for d in devices.values() if d["budget"] is not None)
+    assert set(found["device_map"].values()) == {"foo:0", "foo:1"}
+    assert found["class"] == "LlamaForCausalLM"
+
+
+def test_a_table_for_a_person(capsys, config_only):
+    words = ["plan", str(config_only / "config.json"), "--device", "foo=4GiB", "--cpu", "64GiB"]
+    assert cli.main([*words, "--explain"]) == 0
+    out = capsys.readouterr().out
+    assert out.splitlines()[0].split() == [
+        "DEVICE", "BUDGET", "WEIGHTS", "VISITING", "CACHE", "ACTIVATIONS", "FREE",
+    ]  # fmt: skip
+    assert "offloaded blocks run on foo:0" in out
+    assert "12.6 GiB of weights" in out
+
+
+def test_a_dtype_halves_it(capsys, config_only):
+    found, _ = plan(capsys, config_only, "--device", "foo=30GiB", "--dtype", "int8")
+    assert abs(found["weights"] - WEIGHTS / 2) < 10_000
+
+
+def test_cache_and_activations_take_their_room(capsys, config_only):
+    words = ["--device", "foo=8GiB", "--device", "foo=12GiB", "--cpu", "64GiB"]
+    batch, context = 2, 4096
+    found, devices = plan(capsys, config_only, *words, "--batch", batch, "--context", context)
+    a_layer = 2 * batch * context * 4096 * 2  # keys and values, bfloat16
+    assert sum(d["cache"] for d in devices.values()) == 32 * a_layer
+    assert devices["cpu"]["cache"] == devices["disk"]["cache"] == 0
+    logits = batch * context * 32000 * 4
+    for name in ("foo:0", "foo:1"):
+        device = devices[name]
+        assert device["activations"] > logits
+        parts = device["weights"] + device["visiting"] + device["cache"] + device["activations"]
+        assert parts + device["free"] == device["budget"]
+    assert found["weights"] == sum(d["weights"] for d in devices.values())
+
+
+def test_headers_alone_make_a_plan(capsys, tiny_llama, tmp_path):
+    for file in tiny_llama.glob("model*"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    found, devices = plan(capsys, tmp_path, "--device", "foo=100KiB", "--cpu", "1GiB")
+    tensors = [t for file in tmp_path.glob("*.safetensors") for t in load_file(file).values()]
+    assert found["weights"] == sum(t.nbytes for t in tensors)
+    assert devices["foo:0"]["weights"] > 0
+    assert any(name.startswith("model.layers") for name in found["device_map"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--device", "foo"], "--device 'foo': write NAME=SIZE"),
+        (["--device", "foo=much"], "--device foo=much: 'much' is not a size"),
+        (["--device", "foo:0=1GiB", "--device", "foo:0=1GiB"], "named twice"),
+        (["--cpu", "some"], "--cpu some"),
+        (["--device", "foo=1GiB", "--disk", "0"], "DoesNotFitError"),
+        (["--dtype", "float23"], "float23"),
+    ],
+)
+def test_what_cannot_be_planned_is_named(capsys, config_only, words, message):
+    assert cli.main(["plan", str(config_only), *words]) == 1
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert "Traceback" not in captured.err
+
+
+def test_a_cache_needs_a_config(capsys, tiny_llama, tmp_path):
+    for file in tiny_llama.glob("model*"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    words = ["plan", str(tmp_path), "--device", "foo=1GiB", "--context", "10"]
+    assert cli.main(words) == 1
+    assert "need a config" in capsys.readouterr().err
+
+
+def test_no_such_model(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    for command in ("plan", "estimate"):
+        assert cli.main([command, "no-such-model-here"]) == 1
+        assert "no-such-model-here: no config" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------------- estimates
+
+
+def test_an_estimate_by_dtype(capsys, config_only):
+    assert cli.main(["estimate-memory", str(config_only), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    by_dtype = {e["dtype"]: e for e in found["estimates"]}
+    assert list(by_dtype) == ["float32", "float16", "int8", "int4"]
+    for dtype, bits in [("float32", 32), ("float16", 16), ("int8", 8), ("int4", 4)]:
+        one = by_dtype[dtype]
+        assert abs(one["weights"] - found["parameters"] * bits / 8) < 10_000
+        assert abs(one["training"] - 4 * one["weights"]) < 10_000
+        assert one["largest_block"] < one["device"] == one["weights"]
+        assert 0 < one["device_with_offload"] < one["device"]
+    assert by_dtype["float32"]["largest_block_name"].startswith("model.layers.")
+
+
+def test_the_smallest_device_runs_it_and_a_smaller_one_does_not(capsys, tiny_llama):
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from anydevice import infer_auto_device_map
+
+    assert cli.main(["estimate", str(tiny_llama), "--dtypes", "float32", "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["estimates"]
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tiny_llama))
+
+    def runs(size):
+        placed = infer_auto_device_map(model, {0: size, "cpu": "1GiB"}, prefetch=False)
+        return placed.main_device == 0 and not placed.host_run
+
+    assert found["largest_block"] / 4 < found["device_with_offload"] < found["device"]
+    assert runs(found["device_with_offload"])
+    assert not runs(int(found["device_with_offload"] * 0.95))
