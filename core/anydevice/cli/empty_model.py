@@ -90,7 +90,8 @@ def _from_config(args: argparse.Namespace) -> tuple[nn.Module, Any]:
                 model = kind._from_config(config)
             else:
                 code = {"trust_remote_code": True} if args.trust_remote_code else {}
-                model = transformers.AutoModel.from_config(config, **code)
+                auto: Any = transformers.AutoModel
+                model = auto.from_config(config, **code)
         model.tie_weights()
     except Exception as error:
         raise ModelError(f"{args.model}: cannot be built: {_first_line(error)}") from error

@@ -25,7 +25,7 @@ def run_words(words: Sequence[str]) -> int:
         read = read_words(words)
         if read.values.get("help") or read.values.get("help_all"):
             print(help_text(all_groups=bool(read.values.get("help_all"))))
-            return 0
+            raise SystemExit(0)  # as argparse does for the other commands
         if read.script is None:
             print(
                 "anydevice launch: the script is missing: anydevice launch [options] script.py",

@@ -153,13 +153,12 @@ def _open(folder: Path) -> tuple[dict[str, int], Reader]:
 
 def _open_distributed(folder: Path) -> tuple[dict[str, int], Reader]:
     """A folder of ``torch.distributed.checkpoint``, read in this process alone."""
-    from torch.distributed import checkpoint as dcp
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+    from torch.distributed.checkpoint.state_dict_loader import load
 
     try:
-        entries: Mapping[str, Any] = (
-            dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
-        )
+        entries: Mapping[str, Any] = FileSystemReader(folder).read_metadata().state_dict_metadata
     except Exception as error:
         raise CheckpointError(
             f"{folder / _METADATA} cannot be read: {type(error).__name__}: {error}"
@@ -176,7 +175,7 @@ def _open_distributed(folder: Path) -> tuple[dict[str, int], Reader]:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # that it reads in this process alone
-                dcp.load(state, storage_reader=dcp.FileSystemReader(folder), no_dist=True)
+                load(state, storage_reader=FileSystemReader(folder), no_dist=True)
         except Exception as error:
             raise CheckpointError(f"{folder} cannot be read: {error}") from error
         return {n: state[keys[n]] for n in names}

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from anydevice import Accelerator
 from anydevice.cli.selftest import FOLDER
@@ -112,7 +112,7 @@ def random_numbers(accelerator: Accelerator) -> str:
 
 def loaders(accelerator: Accelerator) -> str:
     """Each example is seen, and evaluation sees none twice."""
-    loader = accelerator.prepare(DataLoader(list(range(_EXAMPLES)), batch_size=2))
+    loader = accelerator.prepare(DataLoader(_Examples(list(range(_EXAMPLES))), batch_size=2))
     seen = [int(v) for batch in loader for v in accelerator.gather_for_metrics(batch)]
     _equal(sorted(seen), list(range(_EXAMPLES)), "examples seen")
     return f"{_EXAMPLES} examples, each once"
@@ -121,7 +121,7 @@ def loaders(accelerator: Accelerator) -> str:
 def training(accelerator: Accelerator) -> str:
     """The processes keep equal parameters, and the loss falls."""
     first, last, model = _train(accelerator, "no")
-    weights = accelerator.unwrap_model(model).weight.detach().float().flatten()
+    weights = _weight(accelerator, model).detach().float().flatten()
     everyone = accelerator.gather(weights.reshape(1, -1).to(accelerator.device))
     if not torch.allclose(everyone, everyone[:1].expand_as(everyone)):
         raise AssertionError("the processes have different parameters after training")
@@ -142,15 +142,34 @@ def save_and_load(accelerator: Accelerator) -> str:
     folder = Path(os.environ.get(FOLDER) or tempfile.gettempdir()) / "state"
     model, optimizer = _model(accelerator)
     accelerator.save_state(str(folder))
-    before = accelerator.unwrap_model(model).weight.detach().clone()
+    before = _weight(accelerator, model).detach().clone()
     with torch.no_grad():
-        accelerator.unwrap_model(model).weight.zero_()
+        _weight(accelerator, model).zero_()
     accelerator.load_state(str(folder))
-    after = accelerator.unwrap_model(model).weight.detach()
+    after = _weight(accelerator, model).detach()
     if not torch.equal(before.cpu(), after.cpu()):
         raise AssertionError("weights differ after saving and loading")
     accelerator.free_memory(model, optimizer)
     return "a state, bit for bit"
+
+
+class _Examples(Dataset[Any]):
+    """A list as a dataset."""
+
+    def __init__(self, values: list[Any]) -> None:
+        self._values = values
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._values[index]
+
+
+def _weight(accelerator: Accelerator, model: Any) -> torch.Tensor:
+    plain: Any = accelerator.unwrap_model(model)
+    weight: torch.Tensor = plain.weight
+    return weight
 
 
 def _model(accelerator: Accelerator) -> tuple[Any, Any]:
@@ -167,7 +186,7 @@ def _train(accelerator: Accelerator, precision: str) -> tuple[float, float, Any]
     x = torch.randn(64, _FEATURES, generator=generator)
     y = x.sum(1, keepdim=True)
     model, optimizer = _model(accelerator)
-    loader = accelerator.prepare(DataLoader(list(zip(x, y, strict=True)), batch_size=4))
+    loader = accelerator.prepare(DataLoader(_Examples(list(zip(x, y, strict=True))), batch_size=4))
     kind = accelerator.device.type
     dtype = _PRECISIONS.get(precision, torch.float32)
     losses = []
