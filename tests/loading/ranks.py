@@ -1,21 +1,16 @@
-"""One rank of `test_distributed.py`: run as a script by several processes.
-
-usage: ranks.py FOLDER RANK WORLD
-"""
+"""What the ranks of `test_distributed.py` do. Without pytest, so that they start fast."""
 
 import contextlib
 import datetime
 import importlib
-import json
 import os
-import re
-import sys
-import traceback
+import signal
+import time
 from pathlib import Path
 
-import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -26,9 +21,18 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from anydevice import interrupts
+from anydevice.checkpoint import open_checkpoint
 from anydevice.checkpoint.mapped import backing_of
-from anydevice.errors import CheckpointError, CheckpointMismatchError, CheckpointNotFoundError
-from anydevice.loading import applying, distributed, load_checkpoint_in_model
+from anydevice.errors import (
+    CheckpointError,
+    CheckpointMismatchError,
+    CheckpointNotFoundError,
+    MissingRankError,
+    ModelError,
+    OptionError,
+)
+from anydevice.loading import applying, distributed, load, load_checkpoint_in_model
 
 
 class Net(nn.Module):
@@ -78,27 +82,38 @@ def plain_broadcast(folder, rank, world):
         return real(tensor, *args, **kwargs)
 
     dist.broadcast = counted
-    distributed.MESSAGE_BYTES = 256
+    distributed._BATCH_BYTES = 256
     for dtype, device in ((None, "meta"), (None, "cpu"), (torch.bfloat16, "meta")):
         with torch.device(device):
             model = Net()
         weight = model.embed.weight
         path = folder / "model.safetensors" if rank == 0 else folder / "not here"
-        sent.clear()
         report = load_checkpoint_in_model(model, path, dtype=dtype, broadcast_from_rank0=True)
         equal(model, expected(folder), dtype)
         assert model.embed.weight is weight
         assert model.head.weight is weight
-        messages = [n for n in sent if n > 100]
-        assert 0 < len(messages) < 12, sent
-        assert max(messages) <= 256 + 8
         assert report.missing == []
         if rank and device == "meta" and dtype is None:
             assert backing_of(weight) is None
-    distributed.MESSAGE_BYTES = 64 << 20
-    sent.clear()
-    load_checkpoint_in_model(Net(), path, broadcast_from_rank0=True)
-    assert len([n for n in sent if n > 1000]) == 1  # all weights in one message
+    dist.broadcast = real
+    distributed._BATCH_BYTES = 256 << 20
+    assert max(n for n in sent if n < 1000) == 21 * 6 * 4  # each tensor once, the tied one too
+    load_checkpoint_in_model(Net(), path, broadcast_from_rank0=True, strict=False)
+
+
+def odd_dtypes(folder, rank, world):
+    """Types that the collectives cannot send as what they are."""
+    dtypes = (torch.float8_e4m3fn, torch.uint16, torch.bool, torch.complex64, torch.bfloat16)
+    state = {f"b{i}": torch.arange(6).view(2, 3).to(d) for i, d in enumerate(dtypes)}
+    if rank == 0:
+        save_file(state, folder / "odd.safetensors")
+    model = nn.Module()
+    for name, value in state.items():
+        model.register_buffer(name, torch.zeros_like(value))
+    load_checkpoint_in_model(model, folder / "odd.safetensors", broadcast_from_rank0=True)
+    for name, value in state.items():
+        bits = model.get_buffer(name).view(torch.uint8)
+        assert torch.equal(bits, value.view(torch.uint8)), name
 
 
 def rank_0_reads_once(folder, rank, world):
@@ -143,7 +158,7 @@ def dtensors(folder, rank, world):
     if world == 4:
         two = init_device_mesh("cpu", (2, 2))
         meshes.append((two, [[Shard(0), Shard(1)], [Shard(0), Shard(0)], [Replicate(), Shard(1)]]))
-    distributed.MESSAGE_BYTES = 200
+    distributed._BATCH_BYTES = 200
     for mesh, ways in meshes:
         for placements in ways:
             for broadcast in (False, True):
@@ -196,30 +211,39 @@ def fsdp_within_tensor_parallelism(folder, rank, world):
 def failures(folder, rank, world):
     path = folder / "model.safetensors" if rank == 0 else folder / "not here"
     truth = expected(folder)
+    last = world - 1
 
-    # Rank 0 cannot open it.
-    with outcome(
-        CheckpointNotFoundError if rank == 0 else CheckpointError,
-        "nothing" if rank == 0 else "rank 0",
-    ):
-        load_checkpoint_in_model(Net(), folder / "nothing/at/all", broadcast_from_rank0=True)
+    def refused(model, source, culprit, kind, words, reason=None, **options):
+        """One rank's fault is an error on all, which name it; no model changes."""
+        state = model.state_dict()
+        before = {k: None if v.is_meta else v.clone() for k, v in state.items()}
+        places = {k: v.data_ptr() for k, v in state.items() if not v.is_meta}
+        with raises(
+            kind if rank == culprit else CheckpointError,
+            words if rank == culprit else f"rank {culprit} could not",
+        ) as error:
+            load_checkpoint_in_model(model, source, broadcast_from_rank0=True, **options)
+        if rank != culprit:
+            assert reason or words in str(error[0]), error[0]
+            assert "unchanged" in str(error[0])
+        for name, value in model.state_dict().items():
+            assert value.is_meta if before[name] is None else torch.equal(value, before[name])
+            assert value.is_meta or value.data_ptr() == places[name]
 
-    # One rank's model does not fit.
-    model = Net() if rank != 1 else nn.Linear(2, 2)
-    before = {k: v.clone() for k, v in model.state_dict().items()}
-    with outcome(
-        CheckpointMismatchError if rank == 1 else CheckpointError, "fit" if rank == 1 else "rank 1"
-    ):
-        load_checkpoint_in_model(model, path, broadcast_from_rank0=True)
-    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    # Rank 0 cannot open it; a rank's arguments are wrong; a rank's model does not fit.
+    refused(Net(), folder / "nothing/at/all", 0, CheckpointNotFoundError, "nothing")
+    for culprit in (0, last):
+        options = {"workers": -1} if rank == culprit else {}
+        refused(Net(), path, culprit, OptionError, "workers=-1", **options)
+        options = {"dtype": "florp"} if rank == culprit else {}
+        refused(Net(), path, culprit, ModelError, "florp", **options)
+        model = Net() if rank != culprit else nn.Linear(2, 2)
+        refused(model, path, culprit, CheckpointMismatchError, "does not fit")
 
-    # Reading fails on rank 0 after some messages.
-    distributed.MESSAGE_BYTES = 128
-    with torch.device("meta"):
-        model = Net()
+    # Reading fails on rank 0 after some tensors.
+    distributed._BATCH_BYTES = 128
+    source = path
     if rank == 0:
-        from anydevice.checkpoint import open_checkpoint
-
         source = open_checkpoint(path)
         calls = []
 
@@ -231,68 +255,135 @@ def failures(folder, rank, world):
                 return super().tensor(name)
 
         source.__class__ = Failing
-    else:
-        source = path
-    with outcome(
-        OSError if rank == 0 else CheckpointError, "disk is gone" if rank == 0 else "rank 0"
-    ):
-        load_checkpoint_in_model(model, source, broadcast_from_rank0=True)
-    assert all(p.is_meta for p in model.parameters())
+    for device in ("meta", "cpu"):
+        with torch.device(device):
+            model = Net().half()
+        refused(model, source, 0, OSError, "the disk is gone")
 
-    # Placing fails on the last rank.
-    last = world - 1
+    # Receiving fails on the last rank.
+    def convert(tensor, target):
+        raise MemoryError("no more")
+
     if rank == last:
-        distributed._empty = None
-    with outcome(
-        CheckpointError if rank != last else TypeError,
-        f"rank {last}" if rank != last else "NoneType",
-    ):
-        load_checkpoint_in_model(model, path, broadcast_from_rank0=True)
-    assert all(p.is_meta for p in model.parameters())
+        distributed.convert = convert
+    refused(Net().half(), path, last, MemoryError, "no more")
+
+    # A rank is interrupted at each step.
+    importlib.reload(distributed)
+    for at in ("plan_for", "read", "keep", "prepare"):
+        interrupted_at(folder, path, rank, world, at)
 
     # And all still works after that.
-    importlib.reload(distributed)
+    model = Net()
     load_checkpoint_in_model(model, path, broadcast_from_rank0=True)
     equal(model, truth)
 
 
+class Stop(BaseException):
+    """What a handler of a signal raises."""
+
+
+def interrupted_at(folder, path, rank, world, at):
+    """A signal in the middle of a step: the rank raises it as itself, the others name the rank."""
+
+    def handle(*_):
+        raise Stop("by a signal")
+
+    signal.signal(signal.SIGUSR1, handle)
+    culprit = world - 1
+    owner = distributed._Receiving if at != "plan_for" else load
+    name = "make_plan" if at == "plan_for" else at
+    real = getattr(owner, name)
+
+    def interrupting(*args, **kwargs):
+        setattr(owner, name, real)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        while not interrupts.stopper()():
+            time.sleep(0.001)
+        return real(*args, **kwargs)
+
+    if rank == culprit:
+        setattr(owner, name, interrupting)
+    model = Net().half()
+    before = [parameter.clone() for parameter in model.parameters()]
+    with raises(Stop if rank == culprit else CheckpointError, "") as error:
+        load_checkpoint_in_model(model, path, broadcast_from_rank0=True)
+    if rank != culprit:
+        assert f"rank {culprit} could not" in str(error[0])
+        assert "interrupted" in str(error[0])
+    else:
+        assert error[0].args == ("by a signal",)
+    assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
+
+
+def never_calls(folder, rank, world):
+    """The last of the cases: the ranks do not meet any more."""
+    if rank == world - 1:
+        time.sleep(PATIENCE.total_seconds() + 2)
+        return
+    begun = time.monotonic()
+    with raises(MissingRankError, f"rank {world - 1} did not come within 3 s"):
+        load_checkpoint_in_model(Net(), folder / "model.safetensors", broadcast_from_rank0=True)
+    assert time.monotonic() - begun < 30
+
+
+def dies(folder, rank, world):
+    """A rank ends in the middle of sending."""
+
+    def end(*_):
+        os._exit(0)
+
+    if rank == world - 1:
+        distributed._Exchange.keep = end
+    with raises((MissingRankError, CheckpointError), f"rank {world - 1} ") as error:
+        load_checkpoint_in_model(Net(), folder / "model.safetensors", broadcast_from_rank0=True)
+    assert "died" in str(error[0]) or "left" in str(error[0])
+
+
 @contextlib.contextmanager
-def outcome(kind, words):
-    with pytest.raises(kind, match=re.escape(words)):
-        yield
+def raises(kind, words):
+    """Like `pytest.raises`."""
+    caught = []
+    try:
+        yield caught
+    except kind as error:
+        caught.append(error)
+    assert caught, f"no {kind}"
+    assert words in str(caught[0]), caught[0]
 
 
-#: A rank that waits longer than this for another is told of by an error.
+#: A rank that waits longer than this for another one raises an error.
 PATIENCE = datetime.timedelta(seconds=60)
 ORDER = (
     plain_broadcast,
+    odd_dtypes,
     rank_0_reads_once,
     to_disk,
     dtensors,
     fsdp_within_tensor_parallelism,
     failures,
 )
-CASES = {f.__name__: f for f in ORDER}
 
 
-def main():
-    folder, rank, world = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    torch.set_num_threads(1)
-    store = dist.FileStore(str(folder / f"{world}.store"), world)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=PATIENCE)
-    failed = {}
-    for name, case in CASES.items():
-        here = folder / f"{name}-{world}"
+def run_all(rank, world, folder):
+    begin(rank, world)
+    for case in ORDER:
+        here = Path(folder) / f"{case.__name__}-{world}"
         try:
             case(here, rank, world)
-        except BaseException:  # noqa: BLE001 - reported, whatever it is
-            failed[name] = traceback.format_exc()
-            break  # the other ranks may be elsewhere now
+        except BaseException as error:
+            raise AssertionError(f"{case.__name__} on rank {rank}") from error
         dist.barrier()
-    print(json.dumps({"rank": rank, "failed": failed}))
-    sys.stdout.flush()
-    os._exit(bool(failed))  # a group with a failed rank cannot be taken down in order
 
 
-if __name__ == "__main__":
-    main()
+def run_last(rank, world, folder, name):
+    """A case after which the ranks are not together any more."""
+    global PATIENCE
+    PATIENCE = datetime.timedelta(seconds=3)
+    begin(rank, world)
+    globals()[name](Path(folder), rank, world)
+
+
+def begin(rank, world):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=world, timeout=PATIENCE)

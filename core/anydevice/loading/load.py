@@ -15,7 +15,7 @@ from anydevice.interrupts import uninterrupted
 from anydevice.loading.applying import Loading, LoadReport
 from anydevice.loading.casting import Casting
 from anydevice.loading.match import Plan, dtypes_once_loaded, make_plan
-from anydevice.loading.options import DEFAULT_BUFFER_BYTES, read_options
+from anydevice.loading.options import DEFAULT_BUFFER_BYTES, LoadOptions, read_options
 from anydevice.loading.progress import Progress
 from anydevice.placement import STRATEGIES, resolve_device_map
 from anydevice.text import require_text
@@ -94,11 +94,18 @@ def load_checkpoint_in_model(
         ModelError: a device does not support the dtype of a weight.
         OffloadStoreError: weights must be written, and no folder is given (or see `write_store`).
         DoesNotFitError: a device has no room. Like all of the above, it leaves the model as it was.
-        CheckpointError: reading failed half-way; the message says that the model is half-loaded.
+        CheckpointError: reading failed half-way; the message says that the model is half-loaded. Or
+            another rank could not load (``broadcast_from_rank0``): all models are as they were.
+        MissingRankError: with ``broadcast_from_rank0``, a rank does not call this function within
+            the timeout of the process group, or has ended.
     """
-    casting = Casting(dtype, keep_in_fp32_modules, any_kind=offload_8bit_bnb)
-    options = read_options(offload_folder, preload, buffer_bytes, workers, strict, allow_missing)
-    require_text(revision=revision, variant=variant, subfolder=subfolder)
+    casting = Casting()
+
+    def check_arguments() -> LoadOptions:
+        nonlocal casting
+        casting = Casting(dtype, keep_in_fp32_modules, any_kind=offload_8bit_bnb)
+        require_text(revision=revision, variant=variant, subfolder=subfolder)
+        return read_options(offload_folder, preload, buffer_bytes, workers, strict, allow_missing)
 
     def find() -> Checkpoint:
         if isinstance(checkpoint, Checkpoint):
@@ -122,8 +129,14 @@ def load_checkpoint_in_model(
     with Progress(progress) as bar:
         if broadcast_from_rank0:
             from anydevice.loading.distributed import load_from_rank0
+            from anydevice.loading.ranks import Ranks
+            from anydevice.processes.meeting import calling_line
 
-            return load_from_rank0(model, find, plan_for, options, bar)
+            ranks = Ranks(calling_line())
+            return uninterrupted(
+                lambda: load_from_rank0(model, ranks, check_arguments, find, plan_for, bar)
+            )
+        options = check_arguments()
         source = find()
 
         def load() -> LoadReport:

@@ -66,13 +66,20 @@ class Meetings:
         self._store.set(f"host/{rank}", f"{socket.gethostname()}:{os.getpid()}")
         atexit.register(self.leave)
 
-    def meet(self, call: str, description: Any = None, payload: bytes = b"") -> list[bytes]:
+    def meet(
+        self,
+        call: str,
+        description: Any = None,
+        payload: bytes = b"",
+        line: str | None = None,
+    ) -> list[bytes]:
         """Wait for all ranks, and see that they are here for the same.
 
         Args:
             call: what this rank is about to do, such as ``"gather"``.
             description: plain data that must be equal on all ranks, such as shapes.
             payload: a few bytes to tell the others, such as sizes that may differ.
+            line: of the user's code, for messages; None: the caller's.
 
         Returns:
             What each rank told, in order.
@@ -83,7 +90,8 @@ class Meetings:
         """
         self._number += 1
         number, store = self._number, self._store
-        said = {"number": number, "call": call, "line": calling_line(), "brings": description}
+        line = line or calling_line()
+        said = {"number": number, "call": call, "line": line, "brings": description}
         digest = hashlib.blake2b(repr((call, description)).encode(), digest_size=_DIGEST).digest()
         store.set(f"at/{self._rank}/{number % 2}", json.dumps(said, default=repr))
         store.set(f"{number}/{self._rank}", digest + payload)
