@@ -15,6 +15,8 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
+#: One process imports torch's operator descriptions, which takes seconds.
+pytestmark = pytest.mark.xdist_group("operators")
 DEVICE = "sim:1"
 STRIDE = {"lazy": 1, "thread": 5, "random": 5}
 IN_EACH_MODE = pytest.mark.parametrize("mode", STRIDE)

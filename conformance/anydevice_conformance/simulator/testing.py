@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
+import torch
 
 import anydevice_conformance.simulator as _simulator
 
@@ -27,6 +28,10 @@ def simulator() -> Iterator[ModuleType]:
     later collections: torch alone has half a million objects, which take 0.1 s each time.
     """
     _simulator.configure()
+    if any(torch.sim.memory_allocated(i) for i in range(torch.sim.device_count())):
+        gc.unfreeze()  # a test that failed left a cycle of tensors among what was left out
+        gc.collect()
+        _simulator.configure()
     yield _simulator
     gc.collect()
     _simulator.configure()
