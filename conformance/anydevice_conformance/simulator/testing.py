@@ -28,7 +28,8 @@ def simulator() -> Iterator[ModuleType]:
     later collections: torch alone has half a million objects, which take 0.1 s each time.
     """
     _simulator.configure()
-    if any(torch.sim.memory_allocated(i) for i in range(torch.sim.device_count())):
+    sim = torch.get_device_module("sim")
+    if any(sim.memory_allocated(i) for i in range(sim.device_count())):
         gc.unfreeze()  # a test that failed left a cycle of tensors among what was left out
         gc.collect()
         _simulator.configure()
