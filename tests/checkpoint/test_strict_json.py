@@ -34,7 +34,7 @@ def test_it_is_bounded_before_it_is_parsed(what, monkeypatch):
         raise AssertionError("it was parsed")
 
     monkeypatch.setattr(json, "loads", parse)
-    with pytest.raises(CorruptCheckpointError, match="the header of x is too large to be true"):
+    with pytest.raises(CorruptCheckpointError, match="the header of x is too large"):
         parse_json(TOO_MUCH[what](), "the header of x")
 
 
@@ -137,7 +137,7 @@ def test_a_huge_file_is_not_read(reader, tmp_path):
         file.write(b'{"a":{')
         file.truncate(1 << 40)  # sparse
     message = refusal(read)
-    assert "too large to be true" in message
+    assert "too large" in message
     assert str(path) in message
 
 
@@ -145,7 +145,7 @@ def test_a_huge_file_is_not_read(reader, tmp_path):
 def test_keys_spelled_with_spaces(reader, tmp_path):
     path, read = reader(tmp_path)
     path.write_bytes(TOO_MUCH["keys with spaces"]())
-    assert "too large to be true" in refusal(read)
+    assert "too large" in refusal(read)
 
 
 @each_reader

@@ -62,7 +62,7 @@ def test_sparse_weights_are_for_sparse_models(tmp_path):
     assert model.a.weight.layout is torch.sparse_coo
     assert torch.equal(model.a.weight.to_dense(), torch.eye(4))
     refused(
-        model, path, "cannot rest on the disk", device_map="disk", offload_folder=tmp_path / "off"
+        model, path, "cannot be kept on disk", device_map="disk", offload_folder=tmp_path / "off"
     )
     dense = saved(tmp_path, a_weight=torch.ones(4, 4), b_weight=torch.ones(4, 4))
     refused(model, dense, "dense in the checkpoint and sparse_coo in the model")

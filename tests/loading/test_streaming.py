@@ -104,7 +104,7 @@ def test_a_device_that_claims_less_is_never_asked_for_it(
         moves.append(non_blocking)
         return real(tensor, device, non_blocking=non_blocking)
 
-    monkeypatch.setattr(backend, "capabilities", capabilities)
+    monkeypatch.setattr(type(backend), "capabilities", capabilities)
     for name in ("pin_memory", "record_event", "current_stream"):
         monkeypatch.setattr(backend, name, never)
     monkeypatch.setattr(backend, "move", move)

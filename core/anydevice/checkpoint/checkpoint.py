@@ -32,13 +32,13 @@ __all__ = ["Checkpoint", "fetch_checkpoint", "open_checkpoint"]
 class Checkpoint(Mapping[str, TensorInfo]):
     """The tensors of a checkpoint by name, none of them read yet. Made by `open_checkpoint`.
 
-    A class that shows a checkpoint in another way (with other names, say) derives from this one and
-    overrides ``__getitem__``, ``__iter__``, ``__len__`` and `tensor`.
+    A class that presents a checkpoint differently (with other names, for example) derives from this
+    one and overrides ``__getitem__``, ``__iter__``, ``__len__`` and `tensor`.
 
     Attributes:
         source: what to call it in messages.
-        extras: entries that are no tensors, as torch files can have them.
-        may_share: whether tensors of two names may lie in the same memory, as in torch files.
+        extras: entries that are not tensors, as torch files can have them.
+        may_share: whether tensors of two names may share memory, as in torch files.
     """
 
     source: str = "the checkpoint"
@@ -93,7 +93,7 @@ class _FileCheckpoint(Checkpoint):
         self._is_reopened = False
         self._infos: dict[str, TensorInfo] = {}
         self._files: dict[str, MappedFile] = {}
-        self._loaded: dict[str, torch.Tensor] = {}  # what does not lie in a file as plain bytes
+        self._loaded: dict[str, torch.Tensor] = {}  # not stored as plain bytes
         with collector_paused():
             contents = {file: self._open(file) for file in found.files}
             for name, file in _assign(found, contents):
@@ -137,7 +137,7 @@ class _FileCheckpoint(Checkpoint):
         if file.nbytes == 0:
             raise CorruptCheckpointError(f"{path} is empty. Fetch it again, or save it again.")
         start = file.read(0, 100)
-        # The name decides first: a damaged safetensors file should be told as one.
+        # The name decides first: the error for a damaged safetensors file should say so.
         if path.endswith(".safetensors") or (
             looks_like_safetensors(start) and not looks_like_torch(start)
         ):
@@ -188,8 +188,8 @@ def _assign(
     if absent:
         raise CorruptCheckpointError(
             f"the index of {found.source} says that {weight_map[absent[0]]} has "
-            f"{absent[0]!r:.200}, and it has not ({len(absent)} tensors are not where the index "
-            "says). Index and shards are not of one checkpoint: fetch them again."
+            f"{absent[0]!r:.200}, but it does not ({len(absent)} tensors are not where the index "
+            "says). Index and shards are from different checkpoints: fetch them again."
         )
     return owner.items()
 
@@ -207,10 +207,10 @@ def open_checkpoint(
     Args:
         checkpoint: a ``.safetensors`` file; a file of ``torch.save``; the ``.json`` index of a
             sharded checkpoint; a folder with one of these; or the name of a repository on the Hub.
-            What exists on this machine is not looked for on the Hub.
+            A path that exists on this machine is never looked up on the Hub.
         revision: branch, tag or commit of a Hub repository.
         variant: such as ``"fp16"``: takes the files that carry it in their names.
-        token: for a private Hub repository; like ``revision``, of no use for what is here.
+        token: for a private Hub repository; like ``revision``, ignored for local files.
         subfolder: of the folder or repository, where its weights are.
 
     Raises:

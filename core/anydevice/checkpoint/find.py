@@ -16,7 +16,7 @@ __all__ = ["Choice", "Found", "choose", "find_local"]
 
 _SAFETENSORS: Final = (".safetensors",)
 _TORCH: Final = (".bin", ".pt", ".pth", ".ckpt")
-#: What trainers leave beside the weights.
+#: Files that trainers save next to the weights.
 _NOT_WEIGHTS: Final = re.compile(
     r"(optimizer|scheduler|scaler|rng_state|training_args|trainer_state)"
 )

@@ -36,7 +36,7 @@ def download(
     subfolder: str | None = None,
     beside: Sequence[str] = (),
 ) -> Path:
-    """Bring a repository's weights to this machine, or find them in the cache.
+    """Download a repository's weights, or find them in the cache.
 
     Only the files that are needed are fetched: safetensors where the repository has them, and of
     one variant.

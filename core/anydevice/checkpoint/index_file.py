@@ -23,11 +23,11 @@ def read_index(path: str, *, must_exist: bool = True) -> dict[str, str]:
         must_exist: whether the files it names have to be there.
 
     Returns:
-        Tensor name to the absolute path of its file, which lies in the index's folder.
+        Tensor name to the absolute path of its file, which is in the index's folder.
 
     Raises:
         CheckpointNotFoundError: the index or a shard is missing.
-        CorruptCheckpointError: it is no index.
+        CorruptCheckpointError: it is not an index.
         UnsafeCheckpointError: it names a file outside of its folder.
     """
     try:
@@ -86,9 +86,9 @@ def _require_all(path: str, shards: dict[str, str]) -> None:
 
 
 def inside(folder: str, name: str, who: str) -> str:
-    """The path of ``name``, made sure to lie in ``folder`` also after symbolic links.
+    """The path of ``name`` in ``folder``; checked to be inside it also after symbolic links.
 
-    The Hub's cache is let through: its snapshots are links to the ``blobs`` of the same repository.
+    The Hub's cache is allowed: its snapshots are links to the ``blobs`` of the same repository.
 
     Args:
         folder: absolute.
@@ -96,7 +96,7 @@ def inside(folder: str, name: str, who: str) -> str:
         who: begins the message, such as ``"model.index.json names"``.
 
     Raises:
-        UnsafeCheckpointError: it lies elsewhere.
+        UnsafeCheckpointError: it is elsewhere.
     """
     parts = name.replace("\\", "/").split("/")
     if (

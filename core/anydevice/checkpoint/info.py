@@ -1,4 +1,4 @@
-"""What is known of a tensor in a checkpoint before any of its bytes is read."""
+"""What is known of a tensor in a checkpoint before its bytes are read."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class TensorInfo(NamedTuple):
     """One tensor of a checkpoint.
 
     Attributes:
-        dtype: as it stands in the file.
-        shape: as it stands in the file.
+        dtype: in the file.
+        shape: in the file.
         nbytes: its bytes in the file.
         file: the file that holds it, absolute.
-        offset: of its first byte in the file; None when it does not lie there as plain bytes.
+        offset: of its first byte in the file; None when it is not stored as plain bytes.
         form: see `form_of`; only a torch file can have another than None.
     """
 
@@ -39,13 +39,13 @@ class TensorInfo(NamedTuple):
         offset: int | None = None,
         form: str | None = None,
     ) -> TensorInfo:
-        """Make one; its bytes follow from the rest."""
+        """Make one; ``nbytes`` follows from the others."""
         sizes = tuple(shape)
         return cls(dtype, sizes, math.prod(sizes) * dtype.itemsize, file, offset, form)
 
 
 def form_of(tensor: torch.Tensor) -> str | None:
-    """What a tensor is, where it is not one block of numbers; None where it is.
+    """The kind of a tensor that is not one plain block of numbers; None for one that is.
 
     Returns:
         ``"meta"`` for one without data, ``"quantized"``, its layout (``"sparse_coo"``), or the name

@@ -1,8 +1,8 @@
 """Files as memory: one private mapping a file, and tensors that are views of it.
 
-A view costs no read and no copy; its pages come in from the file when they are used, and the system
-may drop them again while they are unchanged. Writing to a view changes this process's memory and
-never the file.
+A view costs no read and no copy: its pages are read from the file when they are used, and the
+system may drop them again while they are unchanged. Writing to a view changes this process's
+memory and never the file.
 
 Every view is a tensor with a storage of its own, no larger than itself. So saving, copying or
 pickling one of them takes its bytes alone, not the file's.
@@ -40,7 +40,7 @@ _PAGE: Final = mmap.PAGESIZE
 
 @dataclasses.dataclass(frozen=True)
 class FileIdentity:
-    """What tells a file from another, or from its own later self.
+    """Identifies a file and its state.
 
     Attributes:
         size: in bytes.
@@ -125,17 +125,17 @@ class MappedFile:
     def tensor(self, offset: int, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
         """A tensor that views the file's bytes from ``offset`` on; no byte is read yet.
 
-        Where ``offset`` is no multiple of the dtype's size the hardware could not read it in place:
-        that tensor alone is a copy.
+        Where ``offset`` is not a multiple of the dtype's size, the hardware cannot read it in
+        place: that tensor is a copy.
 
         Raises:
-            CorruptCheckpointError: the file has not so many bytes.
+            CorruptCheckpointError: the file has fewer bytes.
         """
         count = math.prod(shape)
         nbytes = count * dtype.itemsize
         if offset < 0 or offset + nbytes > self.nbytes:
             raise CorruptCheckpointError(
-                f"{self.path} has {self.nbytes} bytes; a tensor was said to be at {offset} to "
+                f"{self.path} has {self.nbytes} bytes; a tensor should be at {offset} to "
                 f"{offset + nbytes}. The file is damaged or cut short: fetch it again."
             )
         if count == 0 or self._mapping is None:
@@ -189,11 +189,11 @@ if hasattr(os, "register_at_fork"):
 def map_file(path: str | os.PathLike[str], *, own: bool = False) -> MappedFile:
     """Map a file, or find the mapping that some live tensor already views.
 
-    Views of one mapping see each other's writes. What is given to a model that may be written to
-    should come from a mapping of its own.
+    Views of one mapping see each other's writes. Weights of a model, which may be written to,
+    should come from their own mapping.
 
-    A file that has changed since (size, time of writing, inode) is mapped anew; tensors of its
-    former self keep theirs.
+    A file that has changed since (size, time of writing, inode) is mapped again; existing
+    tensors keep the old mapping.
 
     Args:
         path: of the file.

@@ -64,7 +64,7 @@ def looks_like_safetensors(start: bytes) -> bool:
 
 
 def what_text_it_is(start: bytes) -> str | None:
-    """What was fetched in place of a file of weights, and what to do; None: neither is known.
+    """What was fetched instead of a file of weights, and what to do; None: unknown.
 
     Args:
         start: the file's first 100 bytes.
@@ -93,13 +93,13 @@ def read_header(file: MappedFile) -> dict[str, TensorInfo]:
     if length > LARGEST_JSON:
         found = what_text_it_is(file.read(0, 100))
         if found is not None:
-            raise CorruptCheckpointError(f"{file.path} is no safetensors file: it is {found}")
+            raise CorruptCheckpointError(f"{file.path} is not a safetensors file: it is {found}")
         raise _corrupt(
-            file, f"its header is said to have {length:,} bytes; {LARGEST_JSON:,} is most"
+            file, f"its header should have {length:,} bytes; at most {LARGEST_JSON:,} are allowed"
         )
     if start > file.nbytes:
         raise _corrupt(
-            file, f"its header is said to end at byte {start:,}, and the file at {file.nbytes:,}"
+            file, f"its header should end at byte {start:,}, but the file ends at {file.nbytes:,}"
         )
     text = file.read(_LENGTH_BYTES, length)
     if not text.startswith(b"{"):
@@ -133,12 +133,12 @@ def _info(file: MappedFile, name: str, entry: Any, data_start: int) -> TensorInf
         raise _corrupt(
             file,
             f"tensor {name!r:.200}, {spelled} {shape!r:.200}, needs {count * bits / 8:,.1f} bytes, "
-            f"and is given those of {offsets!r:.200}",
+            f"but has data_offsets {offsets!r:.200}",
         )
     if data_start + end > file.nbytes:
         raise _corrupt(
             file,
-            f"tensor {name!r:.200} is said to end at byte {data_start + end:,}, and the file ends "
+            f"tensor {name!r:.200} should end at byte {data_start + end:,}, but the file ends "
             f"at {file.nbytes:,}",
         )
     sizes = tuple(shape) if bits != 4 else _pairs(file, name, shape)
@@ -158,7 +158,7 @@ def _dtype(file: MappedFile, name: str, spelled: Any) -> tuple[torch.dtype, int]
 
 
 def _count(file: MappedFile, name: str, shape: Any) -> int:
-    """Elements of a shape; an overflow on the way is one also where some size is 0."""
+    """Elements of a shape; an overflow counts also where a size is 0."""
     count = nonzero = 1
     for size in shape if type(shape) is list else (None,):
         if type(size) is not int or size < 0:
@@ -188,11 +188,11 @@ def _check_layout(file: MappedFile, infos: dict[str, TensorInfo], data_start: in
         position += info.nbytes
     if position != file.nbytes:
         raise _corrupt(
-            file, f"its tensors end at byte {position:,}, and the file at {file.nbytes:,}"
+            file, f"its tensors end at byte {position:,}, but the file ends at {file.nbytes:,}"
         )
 
 
 def _corrupt(file: MappedFile, why: str) -> CorruptCheckpointError:
     return CorruptCheckpointError(
-        f"{file.path} is not a whole safetensors file: {why}. Fetch it again, or save it again."
+        f"{file.path} is not a complete safetensors file: {why}. Fetch it again, or save it again."
     )

@@ -1,8 +1,7 @@
 """A file's bytes in memory, as the system maps them: private to this process, and no open file.
 
-Python's `mmap` keeps a file open as long as its mapping lives, unless it is new enough to be told
-otherwise; thousands of shards would use up the files that a process may have open. So before that
-the system's own function is called.
+Before Python 3.13, `mmap` keeps a file open as long as its mapping lives, and thousands of shards
+exceed the number of files that a process may have open. There the system's own function is called.
 """
 
 from __future__ import annotations

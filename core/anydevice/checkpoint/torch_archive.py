@@ -1,8 +1,8 @@
 """The zip archives that `torch.save` writes: which bytes of the file belong to which storage.
 
 Torch takes the size of a storage from the pickle, and does not compare it with the record's. Nor
-does it say where in memory its mapping of the file begins. So the storages that it makes are noted,
-and held against the archive's own table: each must be one whole record.
+does it say where in memory its mapping of the file begins. So the storages that it makes are
+recorded, and compared with the archive's own table: each must be exactly one record.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Archive(NamedTuple):
         """Read the table of an archive.
 
         Raises:
-            CorruptCheckpointError: it is no whole archive, or one that torch did not write.
+            CorruptCheckpointError: it is not a complete archive, or torch did not write it.
         """
         records: dict[int, int] = {}
         is_native = True
@@ -59,7 +59,7 @@ class Archive(NamedTuple):
         except CorruptCheckpointError:
             raise
         except Exception as error:  # noqa: BLE001 - a damaged archive can fail in any way
-            raise _corrupt(path, f"is not a whole zip archive: {error!s:.200}") from None
+            raise _corrupt(path, f"is not a complete zip archive: {error!s:.200}") from None
         return cls(path, records, is_native)
 
     def start_in_memory(self, storages: list[tuple[int, int]]) -> int:
@@ -70,7 +70,7 @@ class Archive(NamedTuple):
                 record.
 
         Raises:
-            CorruptCheckpointError: a storage is not one whole record.
+            CorruptCheckpointError: a storage is not exactly one record.
         """
         start = min(storages)[0] - min(self.records, default=0)
         for address, nbytes in storages:

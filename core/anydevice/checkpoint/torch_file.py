@@ -48,7 +48,7 @@ def read_torch_file(path: str) -> Any:
 
     Raises:
         CheckpointNotFoundError: no such file.
-        CorruptCheckpointError: it is damaged, or no file of torch.
+        CorruptCheckpointError: it is damaged, or not a file of torch.
         UnsafeCheckpointError: it holds more than tensors and plain data.
     """
     if FileIdentity.of(path).size == 0:
@@ -139,7 +139,7 @@ def _refusal(path: str, error: Exception) -> Exception:
 
 
 def _mapped_anew(path: str, loaded: Any, start: int) -> Any:
-    """Exchange tensors of torch's mapping for views of ours, so that their file is known.
+    """Replace tensors of torch's mapping by views of ours, whose file is known.
 
     Torch's mapping begins at the address ``start``.
     """

@@ -1,9 +1,9 @@
-"""A checkpoint into a model: every weight to its place, or none.
+"""Loading a checkpoint into a model: every weight, or none.
 
-Weights that rest on the host or the disk in the file's own dtype are views of the file: nothing is
-read. The others are streamed to where they belong. Only when all are there are they put into the
-model, so a failure leaves the model as it was; the one exception are weights that fill memory which
-the model already has on that device, since there may be no room for both.
+Weights that stay on the host or the disk in the file's own dtype are views of the file: nothing is
+read. The others are read, cast and moved. The model is changed only when all of them are there, so
+a failure leaves it unchanged. The exception are weights for which the model already has memory on
+that device: that memory is filled in place, since there may be no room for both.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = ["LoadReport", "Loading", "memory_to_fill"]
 
 #: How a weight gets its value: a view of its file; read through buffers; converted as a whole;
 #: written to the offload folder, and a view of that.
-Way: TypeAlias = Literal["map", "stream", "convert", "write"]
+LoadMethod: TypeAlias = Literal["map", "stream", "convert", "write"]
 _UNINITIALIZED: Final = (nn.UninitializedParameter, nn.UninitializedBuffer)
 _log: Final = logging.getLogger("anydevice.loading")
 
@@ -95,9 +95,14 @@ class Loading:
         self.report = LoadReport(
             missing=[*plan.missing, *plan.left_on_meta], unexpected=list(plan.unexpected)
         )
-        self.ways: dict[Way, list[Target]] = {"map": [], "stream": [], "convert": [], "write": []}
+        self.by_method: dict[LoadMethod, list[Target]] = {
+            "map": [],
+            "stream": [],
+            "convert": [],
+            "write": [],
+        }
         for target in plan.targets:
-            self.ways[_way_of(target)].append(target)
+            self.by_method[_method_of(target)].append(target)
         self._require()
 
     def _require(self) -> None:
@@ -110,8 +115,8 @@ class Loading:
             strict=options.strict,
             allow_missing=options.allow_missing,
         )
-        if self.ways["write"]:
-            _require_folder(options.offload_folder, self.ways["write"])
+        if self.by_method["write"]:
+            _require_folder(options.offload_folder, self.by_method["write"])
         _warn_of_unexpected(self.model, source, self.plan.unexpected)
         if self.plan.left_on_meta:
             names = list_some(self.plan.left_on_meta)
@@ -134,24 +139,24 @@ class Loading:
             self.prepare()
             return self.commit()
         finally:
-            self.values.clear()  # an error that somebody keeps must not keep them
+            self.values.clear()  # an error that is kept must not keep device memory
 
     def prepare(self) -> None:
         """Get all values; the model is not changed, but for memory that it has for them.
 
         Raises:
-            DoesNotFitError: a device has no room.
+            DoesNotFitError: a device has too little memory.
             CheckpointError: reading failed.
         """
-        ways = self.ways
+        by_method = self.by_method
         with self.explained():
-            for target in ways["map"]:
+            for target in by_method["map"]:
                 check()
                 self._take(target)
-            requests = {t: _request(t) for t in ways["stream"] if t not in self.values}
+            requests = {t: _request(t) for t in by_method["stream"] if t not in self.values}
             fills = {t: r for t, r in requests.items() if r.into is not None}
-            self._read({t: r for t, r in requests.items() if r.into is None}, ways["convert"])
-            self.write(ways["write"], {})
+            self._read({t: r for t, r in requests.items() if r.into is None}, by_method["convert"])
+            self.write(by_method["write"], {})
             if self.checkpoint.may_share:
                 self._separate()
             if self.options.preload:
@@ -199,7 +204,7 @@ class Loading:
             self.report.read_bytes += target.info.nbytes
 
     def _read(self, requests: Mapping[Target, Request], converted: Sequence[Target] = ()) -> None:
-        """Read what must be read; what does not lie in a file as plain bytes is converted alone."""
+        """Read what must be read; what is not stored as plain bytes is converted one by one."""
         total = sum(t.info.nbytes for t in (*requests, *converted))
         self.report.read_bytes += total
         self.bar.begin(total, "Loading")
@@ -314,7 +319,7 @@ class Loading:
             return CheckpointError(f"{self._half_loaded()} {reason}")
         if device is not None and not isinstance(error, AnyDeviceError):
             return DoesNotFitError(
-                f"{device} has no room for the weights that were to go there from "
+                f"{device} has too little memory for the weights that it should get from "
                 f"{self.checkpoint.source}; the model is unchanged. Place less on it, by "
                 f"device_map or max_memory. ({error!s:.300})"
             )
@@ -326,7 +331,7 @@ def _is_view(info: TensorInfo) -> bool:
     return info.offset is not None and info.offset % info.dtype.itemsize == 0
 
 
-def _way_of(target: Target) -> Way:
+def _method_of(target: Target) -> LoadMethod:
     in_file = target.info.offset is not None
     if target.device.type == DISK.type:
         return "write" if target.is_cast or not in_file else "map"
@@ -405,7 +410,7 @@ def _require_folder(folder: str | os.PathLike[str] | None, targets: list[Target]
     else:
         why = "not in a file as plain bytes"
     raise OffloadStoreError(
-        f"{len(targets)} weights are bound for the disk and must be written first ({first.name} is "
+        f"{len(targets)} weights are placed on the disk and must be written first ({first.name} is "
         f"{why}): give offload_folder=, or keep the file's dtype with dtype='auto'"
     )
 

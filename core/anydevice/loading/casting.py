@@ -1,4 +1,4 @@
-"""In which dtype each weight is held once loaded."""
+"""The dtype of each weight once loaded."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ __all__ = ["Casting", "short"]
 
 
 class Casting:
-    """In which dtype each weight is held.
+    """The dtype of each weight once loaded.
 
     Args:
         dtype: for weights of floating point; None keeps the model's, ``"auto"`` the file's.
-        keep_in_fp32_modules: names of modules, or one name, whose weights are held in float32.
-        any_kind: let integers stand where the model has floating point, as 8-bit models do.
+        keep_in_fp32_modules: names of modules, or one name, whose weights are kept in float32.
+        any_kind: load integers where the model has floating point, as 8-bit models do.
 
     Raises:
-        ModelError: it is no dtype, or not one of floating point.
+        ModelError: it is not a dtype of floating point.
         OptionError: ``keep_in_fp32_modules`` are no names.
     """
 
@@ -90,7 +90,7 @@ def _kind(dtype: torch.dtype) -> str:
 
 
 def _exact(dtype: torch.dtype, wanted: torch.dtype) -> torch.dtype | None:
-    """``wanted``, where it has room for every value of ``dtype``."""
+    """``wanted``, where it can represent every value of ``dtype``."""
     try:
         return wanted if torch.promote_types(dtype, wanted) == wanted else None
     except RuntimeError:  # types that torch can hold but not compute with

@@ -1,4 +1,4 @@
-"""Weights in the dtype and on the device where they shall rest: as a whole, or in pieces."""
+"""Casting and moving weights: at once, or in pieces while they are written to disk."""
 
 from __future__ import annotations
 

@@ -217,7 +217,7 @@ class _Sending(_Exchange):
     """
 
     def kept(self) -> list[Target]:
-        return self.ways["stream"]
+        return self.by_method["stream"]
 
     def read(self, name: str, data: torch.Tensor) -> torch.Tensor:
         tensor = self.checkpoint.tensor(name)

@@ -1,4 +1,4 @@
-"""Tensors that are more, or less, than one block of numbers, and where they may be loaded."""
+"""Tensors that are not one plain block of numbers: sparse, quantized and wrapped ones."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ __all__ = ["fault_of_form"]
 
 
 def fault_of_form(name: str, info: TensorInfo, old: torch.Tensor) -> str | None:
-    """Why a tensor of a checkpoint cannot be the value of the model's; None where it can.
+    """Why a tensor of a checkpoint cannot be loaded into the model's; None where it can.
 
     Args:
         name: in the checkpoint.
         info: of the checkpoint's tensor.
-        old: what stands in the model.
+        old: the model's tensor.
     """
     if info.form == "meta":
         return (

@@ -49,11 +49,11 @@ def load_checkpoint_in_model(
 ) -> LoadReport:
     """Load a checkpoint into a model, each weight straight to its device and dtype.
 
-    Afterwards weights of an accelerator are on it; those of ``"cpu"`` and ``"disk"`` rest on the
-    host as views of the checkpoint's files, where their dtype is the file's. Otherwise those of
-    ``"cpu"`` are in memory, and those of ``"disk"`` are written to ``offload_folder`` and are views
-    of that. Parameters stay the same objects. The model still needs `anydevice.dispatch_model` to
-    run over several devices.
+    Afterwards weights of an accelerator are on it; those of ``"cpu"`` and ``"disk"`` are views of
+    the checkpoint's files, if they keep the file's dtype. Otherwise those of ``"cpu"`` are in
+    memory, and those of ``"disk"`` are written to ``offload_folder`` and are views of that.
+    Parameters stay the same objects. The model still needs `anydevice.dispatch_model` to run over
+    several devices.
 
     Args:
         model: on any device, meta too.
@@ -65,10 +65,10 @@ def load_checkpoint_in_model(
         dtype: what floating-point weights are cast to. None: the model's own dtypes;
             ``"auto"``: the file's. Integers are never cast to it.
         offload_state_dict: accepted for compatibility; memory is bounded without it.
-        offload_buffers: whether the buffers of modules on disk rest there too, or in memory.
-        keep_in_fp32_modules: names of modules (or one name) whose weights are held in float32 all
-            the same.
-        offload_8bit_bnb: let 8-bit weights take the place of floating-point ones.
+        offload_buffers: whether the buffers of modules on disk are kept there too, or in memory.
+        keep_in_fp32_modules: names of modules (or one name) whose weights are kept in float32
+            nevertheless.
+        offload_8bit_bnb: allow 8-bit weights where the model has floating-point ones.
         strict: raise also for names that only the checkpoint has, and for missing extra state.
         full_state_dict: accepted for compatibility: a `DTensor` takes its own shard of the full
             weight either way, and each process reads no more than that.
@@ -79,7 +79,7 @@ def load_checkpoint_in_model(
         token: for a private Hub repository.
         subfolder: of the folder or repository, where its weights are.
         allow_missing: weights that the checkpoint lacks keep what they hold.
-        preload: bring the pages of mapped weights into memory now, rather than when first used.
+        preload: read the pages of mapped weights now, rather than when they are first used.
         progress: show a progress bar.
         buffer_bytes: host memory, beyond the weights themselves, for what is cast or moved; bytes,
             or a string such as ``"64MiB"``.
@@ -93,7 +93,8 @@ def load_checkpoint_in_model(
         DeviceMapError, UnknownDeviceError: a weight has no device, or one that is not here.
         ModelError: a device does not support the dtype of a weight.
         OffloadStoreError: weights must be written, and no folder is given (or see `write_store`).
-        DoesNotFitError: a device has no room. Like all of the above, it leaves the model as it was.
+        DoesNotFitError: a device has too little memory. As with all of the above, the model is
+            unchanged.
         CheckpointError: reading failed half-way; the message says that the model is half-loaded. Or
             another rank could not load (``broadcast_from_rank0``): all models are as they were.
         MissingRankError: with ``broadcast_from_rank0``, a rank does not call this function within

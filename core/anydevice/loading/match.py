@@ -1,4 +1,4 @@
-"""What of a checkpoint goes where in a model: decided, and found fault with, before work starts."""
+"""Matching a checkpoint with a model: what goes where, decided and checked before work starts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["ExtraState", "Plan", "Target", "dtypes_once_loaded", "make_plan"]
 EXTRA_STATE: Final = "_extra_state"
 #: A counter that checkpoints of before torch 0.4.1 lack; torch's own loader fills it in too.
 _LATE_COUNTER: Final = "num_batches_tracked"
-#: Scales of 8-bit weights stand beside them under this name, and are kept as an attribute of them.
+#: Scales of 8-bit weights are saved under this name, and are kept as an attribute of the weight.
 _EIGHT_BIT_SCALE: Final = "SCB"
 #: What quantizers append to the name of a weight of 8-bit floats for that of its scale.
 _SCALE_ENDS: Final = ("_scale_inv", "_scale", "._scale")
@@ -40,11 +40,11 @@ class Target:
     Attributes:
         name: in the checkpoint.
         info: what the checkpoint says of it, or of the part that is wanted.
-        slots: where it stands in the model: several when it is tied.
-        device: where it shall rest.
-        dtype: in which it shall rest.
+        slots: its places in the model: several when it is tied.
+        device: where it is kept.
+        dtype: in which it is kept.
         shape: in which it is wanted: the model's, or that of the part.
-        part: what this process holds of a DTensor; None when it is the whole.
+        part: what this process holds of a DTensor; None for all of it.
         scale: the name in the checkpoint of the scale of an 8-bit weight.
     """
 
@@ -59,7 +59,7 @@ class Target:
 
     @property
     def old(self) -> torch.Tensor:
-        """What stands in the model now."""
+        """The model's tensor now."""
         tensor = self.slots[0].get()
         assert tensor is not None
         return tensor
@@ -79,7 +79,7 @@ class ExtraState(NamedTuple):
 
 @dataclasses.dataclass
 class Plan:
-    """All that loading will do.
+    """Everything that loading will do.
 
     Attributes:
         targets: in the model's order.
@@ -89,7 +89,7 @@ class Plan:
         ties: the other names of missing weights that are tied.
         unexpected: names that the checkpoint has and the model lacks.
         mismatched: what differs in shape or kind, one line each.
-        doubles: names of tied weights that are in the checkpoint beside the one that is loaded.
+        doubles: names of tied weights that the checkpoint has besides the one that is loaded.
         left_on_meta: buffers that no checkpoint need have and that stay without data.
     """
 
@@ -120,11 +120,11 @@ def make_plan(
         device_map: module names to devices; one device for all; None leaves each weight where it is
             (and puts those on meta on the host).
         casting: the dtypes.
-        offload_buffers: whether buffers of modules on the disk rest there too.
+        offload_buffers: whether buffers of modules on the disk are kept there too.
 
     Raises:
         DeviceMapError, UnknownDeviceError: a device is not here, or a weight has none.
-        ModelError: a device cannot hold the dtype that a weight shall have.
+        ModelError: a device does not support the dtype that a weight gets.
     """
     casting = casting or Casting()
     places = _Places(device_map, offload_buffers)
@@ -197,7 +197,7 @@ def _plan_group(
     sharded = is_sharded(old)
     device = mesh_device(old) if sharded else places.of(first, slot, old)
     if info.form is not None and device == DISK:
-        plan.mismatched.append(f"{name} is {info.form}, which cannot rest on the disk")
+        plan.mismatched.append(f"{name} is {info.form}, which cannot be kept on disk")
         return
     if device.is_accelerator:
         _require_support(first, device, dtype)
@@ -260,7 +260,7 @@ def _attach_scales(plan: Plan, checkpoint: Checkpoint, used: set[str]) -> None:
 
 
 def _require_no_scales(plan: Plan, checkpoint: Checkpoint, used: set[str]) -> None:
-    """Refuse to cast 8-bit floats whose scales stand beside them: without, the values are wrong."""
+    """Refuse to cast 8-bit floats whose scales are saved separately: the values would be wrong."""
     for target in plan.targets:
         dtype = target.info.dtype
         if target.dtype is dtype or dtype.itemsize > 1 or not dtype.is_floating_point:
@@ -280,7 +280,7 @@ def _require_no_scales(plan: Plan, checkpoint: Checkpoint, used: set[str]) -> No
 
 
 class _Places:
-    """Where each weight shall rest."""
+    """Where each weight is kept."""
 
     def __init__(self, device_map: Any, offload_buffers: bool) -> None:
         self._map: DeviceMap | None = None

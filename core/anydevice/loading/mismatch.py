@@ -1,4 +1,4 @@
-"""What is wrong between a checkpoint and a model, said at once."""
+"""All differences between a checkpoint and a model, in one error."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_SHOWN: Final = 1000
 def require_match(
     plan: Plan, model: nn.Module, source: str, *, strict: bool, allow_missing: bool
 ) -> None:
-    """Refuse a checkpoint that does not fit its model, with all that is wrong in one message.
+    """Refuse a checkpoint that does not fit its model, with all differences in one message.
 
     Raises:
         CheckpointMismatchError: shapes differ; or weights are missing and were not allowed to; or,
@@ -71,7 +71,7 @@ def _advice(missing: list[str], unexpected: list[str], strict: bool) -> str:
 
 
 def _common_prefix(names: list[str], longer: list[str]) -> str:
-    """What stands before most of ``names`` in ``longer``, when that is what tells them apart."""
+    """The prefix of most of ``names`` in ``longer``, when that is the difference."""
     found = set(longer)
     for name in names[:3]:
         ends = [other for other in longer if other.endswith(f".{name}")]

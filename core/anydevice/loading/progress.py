@@ -1,4 +1,4 @@
-"""A progress bar over bytes, and bringing mapped weights into memory."""
+"""A progress bar over bytes, and reading the pages of mapped weights."""
 
 from __future__ import annotations
 

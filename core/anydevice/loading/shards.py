@@ -18,7 +18,7 @@ Part = tuple[tuple[int, int], ...]
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
-    """Whether it is a DTensor, told without importing what makes them."""
+    """Whether it is a DTensor, without importing torch's module for them."""
     return hasattr(tensor, "device_mesh") and hasattr(tensor, "placements")
 
 
@@ -26,7 +26,7 @@ def own_part(name: str, tensor: Any) -> Part:
     """The part of a DTensor that this process holds.
 
     Raises:
-        ModelError: it is placed in a way other than whole or cut along dimensions.
+        ModelError: its placements are other than Replicate and Shard.
     """
     mesh, shape = tensor.device_mesh, tensor.shape
     coordinate = mesh.get_coordinate()
@@ -42,8 +42,8 @@ def own_part(name: str, tensor: Any) -> Part:
     local = tuple(length for _, length in part)
     if local != tuple(tensor.to_local().shape) or any(p.is_partial() for p in tensor.placements):
         raise ModelError(
-            f"{name} is a DTensor with placements {tensor.placements}, of which no part of a full "
-            "weight can be told: distribute it by Shard and Replicate"
+            f"{name} is a DTensor with placements {tensor.placements}, whose part of a full "
+            "weight is undefined: distribute it by Shard and Replicate"
         )
     return tuple(part)
 

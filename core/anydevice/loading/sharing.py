@@ -1,4 +1,4 @@
-"""Weights of a torch file that lie in the same memory, and memory of their own for each.
+"""Weights of a torch file that share memory get separate memory.
 
 `torch.save` keeps what was shared: tied weights are two names of one storage, and an expanded
 tensor is one number seen many times. A model whose weights are not tied must not get them so, since
@@ -21,9 +21,9 @@ Key = TypeVar("Key")
 
 
 def separate(values: MutableMapping[Key, torch.Tensor]) -> list[Key]:
-    """Exchange host tensors that share memory, with one another or within themselves.
+    """Replace host tensors that share memory, with each other or within themselves.
 
-    The first of those that share stays. Another one is mapped anew where it is a view of a file,
+    The first of those that share stays. Another one is mapped again where it is a view of a file,
     and copied where it is not.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Names that the model ties and the checkpoint both has: whether their values are the same."""
+"""Tied names that the checkpoint has separately: whether their values are the same."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def broken_ties(plan: Plan, checkpoint: Checkpoint, *, whole: bool) -> Iterator[
     for name, others in plan.doubles.items():
         info = checkpoint[name]
         for other in others:
-            twin = checkpoint[other]
-            if _is_one_place(info, twin) or info.form is not None or twin.form is not None:
+            tied = checkpoint[other]
+            if _is_one_place(info, tied) or info.form is not None or tied.form is not None:
                 continue
-            if not whole and (info.offset is None or twin.offset is None):
+            if not whole and (info.offset is None or tied.offset is None):
                 continue
             step = _STEP if whole else _LOOK
             if not _same(checkpoint.tensor(name), checkpoint.tensor(other), step, whole):
@@ -44,8 +44,8 @@ def broken_ties(plan: Plan, checkpoint: Checkpoint, *, whole: bool) -> Iterator[
                 )
 
 
-def _is_one_place(info: TensorInfo, twin: TensorInfo) -> bool:
-    return info.offset is not None and (info.file, info.offset) == (twin.file, twin.offset)
+def _is_one_place(info: TensorInfo, tied: TensorInfo) -> bool:
+    return info.offset is not None and (info.file, info.offset) == (tied.file, tied.offset)
 
 
 def _same(first: torch.Tensor, second: torch.Tensor, step: int, whole: bool) -> bool:

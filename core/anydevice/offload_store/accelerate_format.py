@@ -45,7 +45,7 @@ def offload_state_dict(
 
     Raises:
         OffloadStoreError: the folder holds other weights, or a tensor cannot be stored.
-        DiskFullError: no room.
+        DiskFullError: the disk is full.
     """
     write_store(save_dir, state_dict, point=False)
 
@@ -55,7 +55,7 @@ def load_offloaded_weights(
 ) -> None:
     """Give a model's parameters and buffers the values that were offloaded to a folder.
 
-    They rest on the host as views of their files. A Parameter stays the same object.
+    They become views of their files on the host. A Parameter stays the same object.
 
     Args:
         model: the model, on any device, meta too.

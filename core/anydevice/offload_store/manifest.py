@@ -46,7 +46,7 @@ _VERSION: Final = 2
 
 @functools.cache
 def current_boot() -> str:
-    """What tells this run of the machine from all others."""
+    """Identifies this run of the machine."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -108,7 +108,7 @@ class Entry:
         offset: of its first byte, from the file's beginning.
         dtype: its dtype.
         shape: its shape.
-        content: what tells its bytes from others': ``"crc32:..."``, or the identity of a source.
+        content: identifies its bytes: ``"crc32:..."``, or the identity of a source.
         checksum: of the bytes that were written; None where the store points into another file.
     """
 
@@ -187,7 +187,7 @@ class Manifest:
         try:
             raw = read_bounded(path)
             if not raw.rstrip(b"\0").endswith(b"}"):
-                raise FileNotFoundError(f"{path} is not whole")
+                raise FileNotFoundError(f"{path} is not complete")
             data = parse_json(raw, str(path), file_names=True)
             if data["format"] != _FORMAT or data["version"] != _VERSION:
                 raise _broken(path, f"its version is {data['version']!r}, {_VERSION} is supported")
@@ -236,7 +236,7 @@ def _read_entry(name: str, item: Any, files: list[StoredFile], manifest: Path) -
     offset, shape = _natural(item["offset"]), tuple(item["shape"])
     entry = Entry(file, offset, dtype, shape, str(item["content"]), written)
     if entry.offset + entry.nbytes > file.nbytes or entry.offset % dtype.itemsize:
-        raise _broken(manifest, f"{name!r:.200} does not lie inside {file.path!r}")
+        raise _broken(manifest, f"{name!r:.200} is not inside {file.path!r}")
     return entry
 
 

@@ -85,7 +85,7 @@ def note_verified(folder: Path, manifest: Manifest) -> Manifest:
 
 
 def _difference(store: OffloadStore, tensors: Mapping[str, Storable]) -> str | None:
-    """What tells the store's model from that of ``tensors``; None when they can be one."""
+    """How the store's model differs from that of ``tensors``; None when they can be the same."""
     entries = store.manifest.entries
     common = {name: value for name, value in tensors.items() if name in entries}
     if entries and tensors and not common:
@@ -114,7 +114,7 @@ def _same_content(store: OffloadStore, name: str, value: Storable) -> bool:
         return checksum(value) == entry.checksum
     try:
         return checksum(value) == checksum(store[name])
-    except OffloadStoreError:  # the file is gone, so nobody can tell
+    except OffloadStoreError:  # the file is gone, so they cannot be compared
         return False
 
 

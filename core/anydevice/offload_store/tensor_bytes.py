@@ -30,12 +30,12 @@ __all__ = [
 
 #: Bytes of one piece, at most.
 PIECE: Final = 16 << 20
-#: Their numbers mean nothing without scales. To read them as such ends the process.
+#: Their numbers mean nothing without scales, and reading them as such ends the process.
 _QUANTIZED: Final = frozenset({"qint8", "quint8", "qint32", "quint4x2", "quint2x4"})
 
 
 class WeightSource(NamedTuple):
-    """A weight that is made only when it is written, such as one that is cast on its way.
+    """A weight that is made only when it is written, such as one that is cast.
 
     Attributes:
         dtype: of what ``load`` returns.
@@ -100,7 +100,7 @@ def require_storable(name: str, value: Storable) -> None:
 
 
 def checksum(value: Storable) -> str:
-    """Return the checksum of a weight's bytes, which tells them from another model's."""
+    """Return the checksum of a weight's bytes."""
     total = 0
     for piece in pieces_of("a weight", value):
         check()
@@ -169,7 +169,7 @@ def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def _to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """On the host; a conjugate or negative that torch holds as a mere flag is made real."""
+    """On the host; a lazy conjugate or negative (a flag in torch) is materialized."""
     return move_tensor(tensor, CPU).resolve_conj().resolve_neg()
 
 
