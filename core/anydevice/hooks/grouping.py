@@ -181,7 +181,7 @@ class _Attaching:
         if known is not None:
             return known
         place = forced or self.plan.execution(name)
-        if forced is None and (type(module).__name__ in self.preload or scripts_weights(module)):
+        if forced is None and self._is_preloaded(module):
             forced = place = place or self.plan.main
         target = (place or self.plan.main).torch
         own = list(iter_slots(module, name, recurse=False))
@@ -203,6 +203,10 @@ class _Attaching:
         node.size += mine
         self.usual = max(self.usual, mine, node.size if name in self.blocks else 0)
         return node
+
+    def _is_preloaded(self, module: nn.Module) -> bool:
+        """Whether all weights of a module must be where it runs, however large they are."""
+        return type(module).__name__ in self.preload or scripts_weights(module)
 
     # ------------------------------------------------------------------ attaching
 
@@ -228,7 +232,7 @@ class _Attaching:
 
     def _is_whole(self, node: _Node, in_block: bool) -> bool:
         """Whether a module with all its parts is one group."""
-        if not node.children or type(node.module).__name__ in self.preload:
+        if not node.children or self._is_preloaded(node.module):
             return True
         limit = self.plan.limits.get(node.place) if node.place is not None else None
         if limit is not None and node.size > limit:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import operator
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -197,8 +198,8 @@ class Residency:
         tables = [swap.slot.table for swap in swapped]
         names = [swap.slot.name for swap in swapped]
         copies = [swap.copy for swap in swapped]
-        # One call that runs no Python code: nothing can interrupt it.
-        deque(map(dict.__setitem__, tables, names, copies), maxlen=0)
+        # One call that runs no Python code, where tables are dicts: nothing can interrupt it.
+        deque(map(operator.setitem, tables, names, copies), maxlen=0)
 
     def join(self, call: int) -> None:
         """A call uses the device copies, on the calling thread's current stream."""

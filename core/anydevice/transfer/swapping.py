@@ -77,7 +77,7 @@ def _restore(
 ) -> None:
     slot, original, copy = swap.slot, swap.original, swap.copy
     table = slot.table
-    now = table.get(slot.name)
+    now = slot.get()
     if now is copy:
         if id(copy) not in written:
             if swap.changed():
