@@ -46,7 +46,6 @@ BLOCK = re.compile(
 PENDING = {
     "docs/big_models.md",
     "docs/checkpoints.md",
-    "docs/hooks.md",
     "docs/placement.md",
     "docs/transfers.md",
 }
