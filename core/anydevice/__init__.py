@@ -41,9 +41,11 @@ if TYPE_CHECKING:
     )
     from anydevice.loading import load_checkpoint_in_model
     from anydevice.logging import get_logger
+    from anydevice.memory import find_executable_batch_size
     from anydevice.placement import Placement, infer_auto_device_map
     from anydevice.pretrained import from_pretrained
     from anydevice.processes import DistributedType, PartialState
+    from anydevice.randomness import synchronize_rng_states
     from anydevice.registry import available_devices, get_backend, list_backends
     from anydevice.training import (
         Accelerator,
@@ -93,6 +95,7 @@ _HOMES = {
     "debug_launcher": "training.launchers",
     "disk_offload": "dispatch",
     "dispatch_model": "dispatch",
+    "find_executable_batch_size": "memory",
     "from_pretrained": "pretrained",
     "get_backend": "registry",
     "get_logger": "logging",
@@ -106,6 +109,7 @@ _HOMES = {
     "prepare_data_loader": "data",
     "profile_transfers": "transfer",
     "skip_first_batches": "data",
+    "synchronize_rng_states": "randomness",
     "undispatch": "dispatch",
 }
 
@@ -139,6 +143,7 @@ __all__ = [
     "debug_launcher",
     "disk_offload",
     "dispatch_model",
+    "find_executable_batch_size",
     "from_pretrained",
     "get_backend",
     "get_logger",
@@ -152,6 +157,7 @@ __all__ = [
     "prepare_data_loader",
     "profile_transfers",
     "skip_first_batches",
+    "synchronize_rng_states",
     "undispatch",
 ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,6 +17,9 @@ __all__ = [
     "as_dtype",
     "extract_model_from_parallel",
     "get_module_children_bottom_up",
+    "get_non_persistent_buffers",
+    "is_compiled_module",
+    "named_module_tensors",
     "own_device",
     "set_module_tensor_to_device",
 ]
@@ -150,6 +154,55 @@ def extract_model_from_parallel(
         compiled._orig_mod = model
         return compiled
     return model
+
+
+def is_compiled_module(module: Any) -> bool:
+    """Whether a module is what ``torch.compile`` returned."""
+    return isinstance(module, nn.Module) and "_orig_mod" in module._modules
+
+
+def get_non_persistent_buffers(
+    module: nn.Module, recurse: bool = False, fqns: bool = False
+) -> set[str]:
+    """Names of buffers that are in no state dict.
+
+    Args:
+        module: the module.
+        recurse: those of its submodules, too.
+        fqns: full names, such as ``"rotary.cos"``, in place of the buffers' own.
+    """
+    found: set[str] = set()
+    for path, owner in module.named_modules() if recurse else [("", module)]:
+        dot = f"{path}." if path and fqns else ""
+        found |= {dot + name for name in owner._non_persistent_buffers_set}
+    return found
+
+
+def named_module_tensors(
+    module: nn.Module,
+    include_buffers: bool = True,
+    recurse: bool = False,
+    remove_non_persistent: bool = False,
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Parameters, then buffers, with their names.
+
+    Args:
+        module: the module.
+        include_buffers: buffers, too.
+        recurse: those of its submodules, too.
+        remove_non_persistent: leave out buffers that are in no state dict.
+    """
+    yield from module.named_parameters(recurse=recurse)
+    if not include_buffers:
+        return
+    left_out = (
+        get_non_persistent_buffers(module, recurse=recurse, fqns=True)
+        if remove_non_persistent
+        else ()
+    )
+    for name, buffer in module.named_buffers(recurse=recurse):
+        if name not in left_out:
+            yield name, buffer
 
 
 def as_dtype(dtype: str | torch.dtype) -> torch.dtype:

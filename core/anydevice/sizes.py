@@ -24,9 +24,12 @@ __all__ = [
     "DtypeLike",
     "calculate_maximum_sizes",
     "compute_module_sizes",
+    "compute_module_total_buffer_size",
     "dtype_after_load",
     "dtype_bits",
+    "dtype_byte_size",
     "get_max_layer_size",
+    "get_module_size_with_ties",
     "tensor_bytes",
 ]
 
@@ -65,6 +68,23 @@ def dtype_bits(dtype: DtypeLike) -> int:
     if width is None:
         raise ModelError(f"{dtype!r} is not a dtype: use a torch.dtype, or a name such as 'int4'")
     return int(width[1])
+
+
+def dtype_byte_size(dtype: DtypeLike) -> float:
+    """Bytes that one element takes; less than one where several share a byte.
+
+    Args:
+        dtype: see `DtypeLike`.
+
+    Raises:
+        ModelError: the name tells no width.
+
+    Example:
+        >>> dtype_byte_size(torch.bfloat16), dtype_byte_size("int4")
+        (2, 0.5)
+    """
+    bits = dtype_bits(dtype)
+    return bits // 8 if bits % 8 == 0 else bits / 8
 
 
 def tensor_bytes(tensor: torch.Tensor, dtype: DtypeLike | None = None) -> int:
@@ -206,6 +226,58 @@ def calculate_maximum_sizes(model: nn.Module) -> tuple[int, tuple[int, list[str]
     no_split = getattr(model, "_no_split_modules", None) or []
     modules = [*_own_tensors(model), *model.named_children()]
     return sizes[""], get_max_layer_size(modules, sizes, no_split)
+
+
+def compute_module_total_buffer_size(
+    model: nn.Module,
+    dtype: DtypeLike | None = None,
+    special_dtypes: Mapping[str, DtypeLike] | None = None,
+) -> int:
+    """Bytes of all buffers of a model.
+
+    Args:
+        model: the model.
+        dtype: that floating-point buffers will be loaded in; None: as they are.
+        special_dtypes: dtypes of single buffers, by name.
+    """
+    sizes = compute_module_sizes(
+        model, dtype=dtype, special_dtypes=special_dtypes, buffers_only=True
+    )
+    return int(sizes.get("", 0))
+
+
+def get_module_size_with_ties(
+    tied_params: Sequence[str],
+    module_size: int,
+    module_sizes: Mapping[str, int],
+    modules_to_treat: Sequence[tuple[str, nn.Module]],
+) -> tuple[int, list[str], list[nn.Module]]:
+    """Bytes of a module together with those that share weights with it.
+
+    Args:
+        tied_params: names of weights outside of the module that are tied to weights of it.
+        module_size: the module's bytes.
+        module_sizes: as `compute_module_sizes` gives.
+        modules_to_treat: names and modules among which the others are.
+
+    Returns:
+        The bytes, with shared ones counted once; the others' names; the others.
+
+    Raises:
+        ModelError: a weight is in none of ``modules_to_treat``.
+    """
+    size = module_size
+    names: list[str] = []
+    modules: list[nn.Module] = []
+    for tied in tied_params:
+        owners = [(n, m) for n, m in modules_to_treat if tied == n or tied.startswith(f"{n}.")]
+        if not owners:
+            raise ModelError(f"the tied weight {tied!r} is in none of the modules to treat")
+        name, module = owners[0]
+        size += module_sizes[name] - module_sizes[tied]
+        names.append(name)
+        modules.append(module)
+    return size, names, modules
 
 
 def _own_tensors(module: Any) -> Iterable[tuple[str, Any]]:

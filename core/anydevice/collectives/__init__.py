@@ -14,7 +14,7 @@ from anydevice.collectives.padding import (
     pad_input_tensors,
 )
 from anydevice.collectives.reducing import reduce
-from anydevice.collectives.slicing import find_batch_size, slice_tensors
+from anydevice.collectives.slicing import find_batch_size, is_namedtuple, slice_tensors
 
 __all__ = [
     "CannotPadNestedTensorWarning",
@@ -23,6 +23,7 @@ __all__ = [
     "find_batch_size",
     "gather",
     "gather_object",
+    "is_namedtuple",
     "pad_across_processes",
     "pad_input_tensors",
     "reduce",

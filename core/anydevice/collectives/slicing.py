@@ -6,7 +6,7 @@ from typing import Any
 
 from anydevice.tensors import iter_tensors, map_tensors
 
-__all__ = ["find_batch_size", "slice_tensors"]
+__all__ = ["find_batch_size", "is_namedtuple", "slice_tensors"]
 
 
 def slice_tensors(
@@ -33,3 +33,8 @@ def slice_tensors(
 def find_batch_size(data: Any) -> int | None:
     """The length of the first dimension of the first tensor that has one; None without such."""
     return next((int(t.shape[0]) for t in iter_tensors(data) if t.ndim), None)
+
+
+def is_namedtuple(data: Any) -> bool:
+    """Whether something is a namedtuple."""
+    return isinstance(data, tuple) and hasattr(data, "_asdict") and hasattr(data, "_fields")

@@ -8,6 +8,7 @@ from anydevice.placement.auto import STRATEGIES, infer_auto_device_map, resolve_
 from anydevice.placement.balance import get_balanced_memory
 from anydevice.placement.blocks import find_blocks
 from anydevice.placement.budgets import Headroom, check_budgets, get_max_memory
+from anydevice.placement.cleaning import clean_device_map
 from anydevice.placement.maps import DeviceMap, check_device_map
 from anydevice.placement.result import Placed, Placement, Share
 
@@ -20,6 +21,7 @@ __all__ = [
     "Share",
     "check_budgets",
     "check_device_map",
+    "clean_device_map",
     "find_blocks",
     "get_balanced_memory",
     "get_max_memory",

@@ -1,0 +1,31 @@
+"""The reference's import path for what fits nowhere else. No logic here."""
+
+from anydevice.utils import (
+    check_os_kernel,
+    clean_state_dict_for_safetensors,
+    clear_environment,
+    convert_dict_to_env_variables,
+    extract_model_from_parallel,
+    get_mixed_precision_context_manager,
+    get_module_children_bottom_up,
+    is_compiled_module,
+    load,
+    patch_environment,
+    save,
+    wait_for_everyone,
+)
+
+__all__ = [
+    "check_os_kernel",
+    "clean_state_dict_for_safetensors",
+    "clear_environment",
+    "convert_dict_to_env_variables",
+    "extract_model_from_parallel",
+    "get_mixed_precision_context_manager",
+    "get_module_children_bottom_up",
+    "is_compiled_module",
+    "load",
+    "patch_environment",
+    "save",
+    "wait_for_everyone",
+]
