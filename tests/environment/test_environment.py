@@ -53,10 +53,15 @@ def test_the_environment_is_afterwards_as_before(before, patch, fails):
 def test_a_cleared_environment_comes_back_after_an_error(monkeypatch):
     monkeypatch.setenv("FOO", "bar")
     before = dict(os.environ)
-    with pytest.raises(ZeroDivisionError), clear_environment():
-        assert not os.environ
-        os.environ["FOO"] = "new"
-        raise ZeroDivisionError
+
+    def fail():
+        with clear_environment():
+            assert not os.environ
+            os.environ["FOO"] = "new"
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
     assert dict(os.environ) == before
 
 
