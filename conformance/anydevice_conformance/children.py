@@ -194,6 +194,40 @@ def _uses_device(device_type: str) -> bool:
     return torch.equal(result, values + 1)
 
 
+def first_use(device_type: str) -> dict[str, Any]:
+    """Have eight threads use the device, each as if it were the first."""
+    import threading
+
+    import torch
+
+    from anydevice import registry
+
+    together, faults = threading.Barrier(8), []
+
+    def use(number: int) -> None:
+        try:
+            together.wait(60)
+            backend = registry.get_backend(device_type)
+            count = backend.device_count()
+            index = number % count
+            there = backend.move(torch.full((50,), float(number)), backend.device(index))
+            if backend.move(there + 1, torch.device("cpu")).tolist() != [number + 1.0] * 50:
+                faults.append(f"thread {number} got another's values")
+            if (there.device.index or 0) != index:
+                faults.append(f"thread {number} asked for device {index}, and got {there.device}")
+            backend.device_name(index)
+            backend.synchronize(index)
+        except Exception as error:  # noqa: BLE001 - reported
+            faults.append(f"{type(error).__name__}: {error}")
+
+    threads = [threading.Thread(target=use, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return {"faults": faults}
+
+
 def hold(device_type: str, index: int) -> dict[str, Any]:
     """Hold as many bytes of a device as each line that comes in says."""
     import torch
@@ -219,7 +253,8 @@ def collective(device_type: str, rank: int, world: int, store: str, index: int) 
 
 
 _TASKS: Final[dict[str, Callable[..., dict[str, Any]]]] = {
-    f.__name__: f for f in (count, fork_after_count, fork_after_discovery, hold, collective)
+    f.__name__: f
+    for f in (count, fork_after_count, fork_after_discovery, first_use, hold, collective)
 }
 
 

@@ -17,6 +17,14 @@ from anydevice_conformance.subject import Subject
 __all__ = ["Probe", "probes"]
 
 _MIB: Final = 1 << 20
+#: What a backend declares, once and for all.
+_DECLARED: Final = (
+    "device_type",
+    "priority",
+    "capabilities",
+    "collective_backend",
+    "visible_devices_env",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,8 +84,12 @@ def _presence(subject: Subject) -> Probe:
     backend = subject.backend
     names = {index: backend.device_name(index) for index in subject.indices}
     count = len(subject.indices)
+    declared = {name: getattr(backend, name) for name in _DECLARED}
 
     def run(index: int) -> None:
+        for member, value in declared.items():
+            now: Any = getattr(backend, member)
+            assert now == value, f"{member} was {value!r}, and is {now!r}"
         found: Any = backend.device_count()
         assert type(found) is int, f"device_count() returned {found!r}"
         assert found == count, f"device_count() was {count}, and is {found}"

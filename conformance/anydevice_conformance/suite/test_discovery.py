@@ -13,6 +13,7 @@ import torch
 
 from anydevice import registry
 from anydevice.backend import Capabilities, DeviceBackend
+from anydevice.backend_check import member_faults
 from anydevice_conformance import children
 from anydevice_conformance.marks import slow, two_devices
 from anydevice_conformance.outcomes import left_out, not_claimed
@@ -198,6 +199,31 @@ def test_DEV_011_no_driver_is_no_crash(subject: Subject) -> None:
     variable = _variable(subject.backend)
     found = children.ask("count", subject.type, {variable: "-1"})
     assert found == {"is_available": False, "device_count": 0}, f"{variable}=-1 gave {found}"
+
+
+def test_DEV_014_no_faulty_member(backend: DeviceBackend) -> None:
+    """Each member is one of the interface's, and of its kind.
+
+    Found: a public member that the interface does not know, or one of another kind.
+    Fix: see the name that is suggested; give helpers a name that begins with an underscore.
+    """
+    faults = member_faults(backend)
+    assert not faults, "; ".join(faults)
+    for name in ("driver_version", "why_unavailable"):
+        words: object = getattr(backend, name)()
+        assert isinstance(words, str), f"{name}() returned {words!r}"
+
+
+def test_DEV_015_first_use_by_threads(subject: Subject) -> None:
+    """In a new process several threads may be the first to use the device, at once.
+
+    Found: the first use, by eight threads at once, failed or gave a wrong answer.
+    Fix: start the runtime under a lock; set no state in two steps.
+    """
+    found = children.ask("first_use", subject.type)
+    assert found["faults"] == [], (
+        f"of 8 threads {len(found['faults'])} failed: {found['faults'][0]}"
+    )
 
 
 def _total(backend: DeviceBackend, index: int) -> int | None:

@@ -17,6 +17,7 @@ from anydevice_conformance.measuring import (
     filled,
     is_host_memory,
     kernel_cache,
+    looks_like_host_memory,
     observe,
     resembles_host,
     reserved,
@@ -353,3 +354,30 @@ def _assert_sane(info: object, index: int) -> None:
     assert type(info.total) is int, f"total is {info.total!r}, not an int"
     assert info.total > 0, f"total is {info.total}"
     assert 0 <= info.free <= info.total, f"free is {info.free}, total is {info.total}"
+
+
+@slow
+def test_MEM_015_free_is_what_can_be_had(subject: Subject, index: int) -> None:
+    """Filled to the last, the device gives about what `free` said, and `total` is not less.
+
+    Found: much more, or much less, could be had than `free` said.
+    Fix: report the driver's free memory; take off what the driver keeps for itself.
+    """
+    if looks_like_host_memory(subject, index):
+        left_out("the device's memory looks like the host's: filling it could harm the machine")
+    subject.backend.empty_cache(index)
+    said = subject.memory(index)
+    chunk = max(4096, said.free // 64)
+    held: list[torch.Tensor] = []
+    while len(held) * chunk <= said.total + chunk:
+        try:
+            held.append(filled(subject, index, chunk))
+        except Exception:  # noqa: BLE001 - the device's own: it is full
+            break
+    given = len(held) * chunk
+    held.clear()
+    subject.backend.empty_cache(index)
+    if given > said.total:
+        not_claimed("the device takes its memory from the host, and has no limit of its own")
+    assert given >= said.free * 0.85, f"free was {said.free}, and {given} bytes could be had"
+    assert given <= said.free * 1.1, f"free was {said.free}, and {given} bytes could be had"

@@ -36,6 +36,7 @@ _MODULES: Final = (
     "processes",
     "training",
     "situations",
+    "numbers",
 )
 #: Names the mutant that child processes put in place as they start; see ``startup``.
 MUTANT_VARIABLE: Final = "ANYDEVICE_TEST_MUTANT"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import collections
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -26,6 +27,7 @@ def main() -> int:
     parser.add_argument("--gallery", action="store_true", help="the gallery instead of the rules")
     parser.add_argument("--small", action="store_true", help="without those that need 12 GiB")
     parser.add_argument("--whole", action="store_true", help="all checks, not the likely groups")
+    parser.add_argument("--laws", action="store_true", help="the laws only: the quickest look")
     parser.add_argument("--quick", action="store_true", help="as certify --quick")
     parser.add_argument("--json", type=Path, help="write the outcomes here")
     args = parser.parse_args()
@@ -44,7 +46,7 @@ def _rules(args: argparse.Namespace) -> list[Outcome]:
         names = [n for n in made() if args.only in n]
     outcomes = run_trials(
         [Trial(None, lambda name: 0, first=False, seconds=600)] * bool(args.whole)
-        + [Trial(n, _chooser(member_of(n), args.whole)) for n in names],
+        + [Trial(n, _chooser(member_of(n), args)) for n in names],
         quick=args.quick,
         tell=_line,
     )
@@ -64,8 +66,8 @@ def _rules(args: argparse.Namespace) -> list[Outcome]:
 _LAWS = ("MOV_025", "MOV_026", "DEV_012", "DEV_013", "STR_017", "STR_018")
 
 
-def _chooser(member: str, whole: bool):
-    groups = GROUPS_OF[member]
+def _chooser(member: str, args: argparse.Namespace):
+    groups = () if args.laws else GROUPS_OF[member]
 
     def choose(check: str) -> int | None:
         group = check[5:8]
@@ -73,7 +75,7 @@ def _chooser(member: str, whole: bool):
             return -1
         if group in groups:
             return groups.index(group)
-        return len(groups) + (group == "INF") if whole else None
+        return len(groups) + (group == "INF") if args.whole else None
 
     return choose
 
@@ -91,6 +93,8 @@ def _gallery(args: argparse.Namespace) -> list[Outcome]:
 
 
 def _line(outcome: Outcome) -> None:
+    if outcome.killed_by and os.environ.get("VERBOSE"):
+        print(f"{outcome.mutant}: {outcome.killed_by} {outcome.cpu:.1f}", file=sys.stderr)
     if not outcome.killed_by and outcome.mutant:
         end = "flagged" if outcome.flags else "SURVIVED"
         print(f"{end} {outcome.mutant} ({outcome.seconds:.1f} s)", file=sys.stderr, flush=True)
