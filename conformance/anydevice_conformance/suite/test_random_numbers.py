@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -152,7 +153,7 @@ def _ways(subject: Subject, index: int) -> dict[str, Callable[[], torch.Tensor]]
         "multinomial": lambda: torch.multinomial(weights, 40, replacement=True),
     }
     for dtype in subject.supported(torch.float64, torch.bfloat16, torch.float16):
-        ways[f"rand in {dtype}"] = lambda dtype=dtype: torch.rand(65, device=device, dtype=dtype)
+        ways[f"rand in {dtype}"] = functools.partial(torch.rand, 65, device=device, dtype=dtype)
     return ways
 
 
