@@ -12,8 +12,8 @@ from anydevice.text import list_some
 
 __all__ = ["require_match"]
 
-#: Names listed of each kind of fault.
-_MOST_SHOWN: Final = 1000
+#: Names that a message lists of each kind of fault.
+_MOST_SHOWN: Final = 20
 
 
 def require_match(
