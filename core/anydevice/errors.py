@@ -56,6 +56,10 @@ class DeviceMapError(AnyDeviceError, ValueError):
     """A device map that does not fit the model it is for."""
 
 
+class FrozenPlacementError(DeviceMapError, TypeError):
+    """A `Placement` was edited in place."""
+
+
 class ModelError(AnyDeviceError, ValueError):
     """A module, parameter or buffer that is not as the call needs it."""
 

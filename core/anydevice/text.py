@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import decimal
+import difflib
 import math
 import numbers
 import operator
 import re
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any, Final
 
 from anydevice.errors import BudgetError, OptionError
@@ -20,6 +21,7 @@ __all__ = [
     "list_some",
     "parse_bytes",
     "require_text",
+    "suggest",
     "whole_number",
 ]
 
@@ -161,6 +163,12 @@ def list_some(
     """
     shown = separator.join(names[:most]) or empty
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """``"; did you mean 'x'?"`` where a known name is near ``name``, else ``""``."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def _unreadable(size: Any) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from anydevice.devices import CPU, Device
+from anydevice.devices import CPU, Device, parse_device
 from anydevice.errors import ModelError
 from anydevice.tensors import move_tensor, storage_address
 from anydevice.weights import Slot, exchange, find_slot, iter_slots
@@ -19,6 +19,8 @@ __all__ = [
     "Weight",
     "find_tied_parameters",
     "gather_weights",
+    "list_weights",
+    "place_weights",
     "retie_parameters",
     "tie_groups",
     "tie_key",
@@ -215,6 +217,32 @@ def gather_weights(
         weight.slots.append(slot)
         if _speed(device) > _speed(weight.device):
             weight.device = device
+    return weights
+
+
+def place_weights(weights: Iterable[Weight], where: Callable[[str, Slot], Device]) -> None:
+    """Set the devices of weights as `gather_weights` does.
+
+    Args:
+        weights: of a model.
+        where: the device of a full name and its slot.
+    """
+    for weight in weights:
+        weight.device = max(map(where, weight.names, weight.slots), key=_speed)
+
+
+def list_weights(model: nn.Module) -> list[Weight]:
+    """The distinct tensors of a model in its order, each to be stored where it is now.
+
+    What is on meta, or nowhere yet, is to be stored on the host.
+    """
+    weights = []
+    for group in tie_groups(model):
+        names, slots = zip(*group, strict=True)
+        weight = Weight(list(names), list(slots), CPU)
+        if not weight.tensor.is_meta:
+            weight.device = parse_device(weight.tensor.device)
+        weights.append(weight)
     return weights
 
 

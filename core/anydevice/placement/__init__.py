@@ -1,16 +1,18 @@
 """Placement: which weight goes to which device.
 
-`infer_auto_device_map` plans, `Placement` is the answer, `DeviceMap` is how the rest of the house
-reads any device map.
+`infer_auto_device_map` plans, `Placement` is the result, and `DeviceMap` is how the other packages
+read any device map.
 """
 
-from anydevice.placement.auto import STRATEGIES, infer_auto_device_map, resolve_device_map
 from anydevice.placement.balance import get_balanced_memory
-from anydevice.placement.blocks import find_blocks
 from anydevice.placement.budgets import Headroom, check_budgets, get_max_memory
 from anydevice.placement.cleaning import clean_device_map
-from anydevice.placement.maps import DeviceMap, check_device_map
-from anydevice.placement.result import Placed, Placement, Share
+from anydevice.placement.device_map import DeviceMap, check_device_map
+from anydevice.placement.options import PlacementOptions
+from anydevice.placement.placed import Placed, Share
+from anydevice.placement.placement import Placement
+from anydevice.placement.resolve import STRATEGIES, infer_auto_device_map, resolve_device_map
+from anydevice.placement.splitting import find_blocks
 
 __all__ = [
     "STRATEGIES",
@@ -18,6 +20,7 @@ __all__ = [
     "Headroom",
     "Placed",
     "Placement",
+    "PlacementOptions",
     "Share",
     "check_budgets",
     "check_device_map",

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from torch import nn
 
 from anydevice.devices import parse_device
-from anydevice.placement.blocks import take_inventory
+from anydevice.placement.blocks import Inventory, take_inventory
 from anydevice.placement.budgets import get_max_memory
-from anydevice.placement.bundles import bundle_blocks
-from anydevice.placement.filling import covers, prefix_sums
+from anydevice.placement.fill import covers, prefix_sums
+from anydevice.placement.tied_groups import tie_blocks
 from anydevice.sizes import DtypeLike
 
-__all__ = ["get_balanced_memory"]
+__all__ = ["balance", "get_balanced_memory"]
 
 
 def get_balanced_memory(
@@ -44,6 +44,11 @@ def get_balanced_memory(
 
     Raises:
         BudgetError: a budget cannot be read.
+
+    Example::
+
+        model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(4)])
+        assert get_balanced_memory(model, {"cpu": 1000}) == {"cpu": 1000}
     """
     budgets = get_max_memory(max_memory)
     keys = [k for k, size in budgets.items() if size and parse_device(k).is_accelerator]
@@ -51,9 +56,23 @@ def get_balanced_memory(
         return budgets
     own = [budgets[key] for key in keys]
     inventory = take_inventory(model, no_split_module_classes, dtype, special_dtypes, max(own))
-    ends = prefix_sums(bundle_blocks(inventory, False, max(own)))
+    budgets.update(zip(keys, balance(inventory, own, low_zero=low_zero), strict=True))
+    return budgets
+
+
+def balance(inventory: Inventory, own: Sequence[int], *, low_zero: bool) -> list[int]:
+    """Lower the budgets of accelerators; see `get_balanced_memory`.
+
+    Args:
+        inventory: the model's blocks.
+        own: bytes of each accelerator.
+        low_zero: keep the first as empty as can be.
+    """
+    if len(own) < 2:
+        return list(own)
+    ends = prefix_sums(tie_blocks(inventory, False, max(own)))
     if not covers(ends, own):
-        return budgets
+        return list(own)
     first = own[0]
     if low_zero:
         first = _lowest(own[0], lambda size: covers(ends, [size, *own[1:]]))
@@ -63,8 +82,7 @@ def get_balanced_memory(
         return [capped_first, *(min(size, cap) for size in own[1:])]
 
     cap = _lowest(max(own), lambda size: covers(ends, capped(size)))
-    budgets.update(zip(keys, [*capped(cap)[:-1], own[-1]], strict=True))
-    return budgets
+    return [*capped(cap)[:-1], own[-1]]
 
 
 def _lowest(highest: int, works: Callable[[int], bool]) -> int:

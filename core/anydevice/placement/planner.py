@@ -8,18 +8,19 @@ takes what it can before the next one does.
    once. Only a block that it could not hold even when empty, and that no other accelerator takes,
    is passed over without ending the run.
 2. *No budget is exceeded.* A tied weight counts once on each device that holds a name of it.
-3. *Room for visitors.* A block that rests on the host or the disk is brought to the executing
-   device when it runs. That device (the first accelerator that holds anything) keeps room for the
+3. *A reserve for offloaded blocks.* A block that is stored on the host or the disk is loaded onto
+   the executing device when it runs. That device (the first accelerator that holds anything)
+   reserves memory for the
    largest such block, twice when the next one is fetched ahead, and for the buffers of all of them
-   where buffers are not offloaded. The host keeps room for the largest block on the disk.
+   where buffers are not offloaded. The host reserves the largest block on the disk.
 4. *Blocks stay whole, ties stay together.* A block that is mostly tied weights goes with the one
    that it is tied to.
 5. *Nothing rests on a slower tier that could move up without breaking the above.*
 
-How much room is needed depends on what is offloaded, and what is offloaded on how much room is
-kept. The smallest room that agrees with itself is found by beginning with none and repeating the
-greedy walk with the need that the last one showed: need grows with room, so this climbs to the
-least fixed point, in as many steps as there are different sizes on the way, which are few.
+How much must be reserved depends on what is offloaded, and what is offloaded on how much is
+reserved. The smallest consistent reserve is found by repeating the greedy walk, first with none,
+then with what the last one needed: the need grows with the reserve, so this climbs to the least
+fixed point, in as many steps as there are different sizes on the way, which are few.
 """
 
 from __future__ import annotations
@@ -29,25 +30,25 @@ from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
 from anydevice.placement.blocks import Inventory
-from anydevice.placement.bundles import Bundle, bundle_blocks, without_buffers
-from anydevice.placement.filling import fill, fits_all
-from anydevice.placement.lifting import lift
+from anydevice.placement.fill import fill, fits_all
+from anydevice.placement.promote import promote
+from anydevice.placement.tied_groups import TiedGroup, tie_blocks, without_buffers
 
 __all__ = ["Plan", "Shape", "plan_blocks"]
 
 #: How many blocks are moved up after the walk at most; each takes a look at all of them.
-_MAX_LIFTS: Final = 64
+_MAX_PROMOTED: Final = 64
 
 Where: TypeAlias = list[int | None]
 
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """How offloaded blocks visit the executing device.
+    """How offloaded blocks are loaded onto the executing device.
 
     Attributes:
-        whole: as whole blocks; else those that are too large come module by module.
-        ahead: how many are there at once: 2 when the next one is fetched ahead.
+        whole: as whole blocks; else those that are too large, module by module.
+        ahead: how many are there at once: 2 when the next one is prefetched.
     """
 
     whole: bool
@@ -60,21 +61,29 @@ class Plan:
 
     Attributes:
         where: for each block, an index into the bins: accelerators, then the host, then the disk.
-        tied: for each block, the one that it was put beside as it is mostly tied to it, or None.
+        tied: for each block, the one that it is placed with, as it is mostly tied to it, or None.
         main: the accelerator on which offloaded blocks run; None when there is none.
-        room: bytes kept free for visitors, by bin; on `main` without the buffers that stay there.
-        shape: how blocks visit; None when nothing has to.
-        stay: blocks whose own modules no accelerator has room for: they run on the host.
-        offload_buffers: whether buffers of offloaded blocks rest with their parameters.
+        reserve: bytes kept free for offloaded blocks, by bin; on `main` without the buffers that
+            stay there.
+        shape: how offloaded blocks are loaded; None when none is.
+        stay: blocks whose own modules are too large for every accelerator: they run on the host.
+        offload_buffers: whether buffers of offloaded blocks are stored with their parameters.
+        resident: bytes of the blocks on the accelerators.
+        is_tight: whether the reserve takes much of the accelerator that holds it, or nothing fits
+            beside it.
+        inventory: the blocks.
     """
 
     where: list[int]
     tied: list[int | None]
     main: int | None
-    room: dict[int, int]
+    reserve: dict[int, int]
     shape: Shape | None
     stay: list[int]
     offload_buffers: bool
+    resident: int
+    is_tight: bool
+    inventory: Inventory
 
 
 class _BuffersDoNotFit(Exception):  # noqa: N818 - a signal between functions of this file
@@ -96,9 +105,9 @@ def plan_blocks(
         inventory: the blocks.
         accelerators: bytes of each accelerator, fastest first.
         host: bytes of the host; None when it is not to be used.
-        prefetch: keep room for the next visiting block too, where there is enough.
-        offload_buffers: buffers of offloaded blocks rest and travel with their parameters. They do
-            in any case where no executing device could hold them all (see `Plan.offload_buffers`).
+        prefetch: reserve memory for the next offloaded block too, where there is enough.
+        offload_buffers: buffers of offloaded blocks are stored and loaded with their parameters; in
+            any case where no executing device could hold them all (see `Plan.offload_buffers`).
         share: go back to a device that has space left rather than to a slower tier (breaks law 1).
     """
     try:
@@ -116,13 +125,13 @@ def _plan(
     share: bool,
 ) -> Plan:
     largest = max(accelerators, default=host or 0)
-    bundles = bundle_blocks(inventory, offload_buffers, largest)
+    groups = tie_blocks(inventory, offload_buffers, largest)
     tier = _fill_accelerators(
-        bundles, inventory.sizes, accelerators, prefetch, offload_buffers, share
+        groups, inventory.sizes, accelerators, prefetch, offload_buffers, share
     )
     rest = [i for i, d in enumerate(tier.where) if d is None]
-    down, host_room = _fill_host(
-        [bundles[i] for i in rest], inventory.sizes, host, offload_buffers, tier.main is not None
+    down, host_reserve = _fill_host(
+        [groups[i] for i in rest], inventory.sizes, host, offload_buffers, tier.main is not None
     )
     host_bin, disk_bin = len(accelerators), len(accelerators) + 1
     final = [disk_bin if d is None else d for d in tier.where]
@@ -130,21 +139,32 @@ def _plan(
         final[i] = disk_bin if d is None else host_bin
     where = [0] * len(inventory.blocks)
     tied: list[int | None] = [None] * len(inventory.blocks)
-    for bundle, d in zip(bundles, final, strict=True):
-        for block in bundle.blocks:
+    for group, d in zip(groups, final, strict=True):
+        for block in group.blocks:
             where[block] = d
-            tied[block] = bundle.blocks[0] if block != bundle.blocks[0] else None
-    room = {host_bin: host_room} if host_room else {}
+            tied[block] = group.blocks[0] if block != group.blocks[0] else None
+    reserve = {host_bin: host_reserve} if host_reserve else {}
     stay: list[int] = []
     if tier.main is not None:
-        room[tier.main] = tier.room
+        reserve[tier.main] = tier.reserve
         stay = [
             block
             for i in rest
-            if bundles[i].leaf > accelerators[tier.main]
-            for block in bundles[i].blocks
+            if groups[i].leaf > accelerators[tier.main]
+            for block in groups[i].blocks
         ]
-    return Plan(where, tied, tier.main, room, tier.shape, stay, offload_buffers)
+    return Plan(
+        where,
+        tied,
+        tier.main,
+        reserve,
+        tier.shape,
+        stay,
+        offload_buffers,
+        tier.resident,
+        tier.is_tight,
+        inventory,
+    )
 
 
 # ---------------------------------------------------------------------- the accelerators
@@ -156,79 +176,81 @@ class _Tier:
 
     where: Where
     main: int | None = None
-    room: int = 0
+    reserve: int = 0
     shape: Shape | None = None
     resident: int = 0
+    is_tight: bool = False
 
 
 def _fill_accelerators(
-    bundles: list[Bundle],
+    groups: list[TiedGroup],
     sizes: list[int],
     capacities: Sequence[int],
     prefetch: bool,
     offload_buffers: bool,
     share: bool,
 ) -> _Tier:
-    everything = fits_all(bundles, capacities) if capacities else None
+    everything = fits_all(groups, capacities) if capacities else None
     if everything is not None:
         return _Tier(list(everything))
     if not any(capacities):
-        return _Tier([None] * len(bundles))
+        return _Tier([None] * len(groups))
     shapes = [Shape(True, 2), Shape(True, 1), Shape(False, 2), Shape(False, 1)]
     best: _Tier | None = None
     for shape in shapes if prefetch else [s for s in shapes if s.ahead == 1]:
-        tier = _with_room(bundles, sizes, capacities, shape, offload_buffers, share)
+        tier = _with_reserve(groups, sizes, capacities, shape, offload_buffers, share)
         if tier is None:
             continue
         if best is None or tier.resident > best.resident:
             best = tier
         assert best.main is not None
-        if best.resident and 2 * best.room <= capacities[best.main]:
-            break  # room enough, at little cost
-    if best is None:  # any room for visitors would do, so it is the buffers
+        if prefetch and best.resident and 2 * best.reserve <= capacities[best.main]:
+            return best  # prefetching is worth that much memory
+    if best is None:  # any reserve would do for the blocks, so it is the buffers
         raise _BuffersDoNotFit
+    best.is_tight = True
     return best
 
 
-def _with_room(
-    bundles: list[Bundle],
+def _with_reserve(
+    groups: list[TiedGroup],
     sizes: list[int],
     capacities: Sequence[int],
     shape: Shape,
     offload_buffers: bool,
     share: bool,
 ) -> _Tier | None:
-    """Fill the accelerators so that what is left over can visit; None if it cannot."""
+    """Fill the accelerators so that what is left over can run there; None if it cannot."""
     most = max(capacities)
-    light = None if offload_buffers else [without_buffers(b, sizes) for b in bundles]
+    light = None if offload_buffers else [without_buffers(b, sizes) for b in groups]
 
-    def visitor(bundle: Bundle) -> int:
-        return _visits(bundle, shape, most)
+    def onload(group: TiedGroup) -> int:
+        return _onloaded(group, shape, most)
 
-    def room(where: Where) -> int:
-        rest = (b for b, d in zip(bundles, where, strict=True) if d is None)
-        return shape.ahead * max(map(visitor, rest), default=0)
+    def for_blocks(where: Where) -> int:
+        rest = (b for b, d in zip(groups, where, strict=True) if d is None)
+        return shape.ahead * max(map(onload, rest), default=0)
 
     def kept(where: Where) -> int:
-        return 0 if offload_buffers else _buffers(bundles, where, sizes, resident=False)
+        return 0 if offload_buffers else _buffers(groups, where, sizes, resident=False)
 
     def need(where: Where) -> int:
-        return room(where) + kept(where)
+        return for_blocks(where) + kept(where)
 
     def reserve_for(where: Where) -> int:
-        buffers = 0 if offload_buffers else _buffers(bundles, where, sizes, resident=True)
-        return room(where) + buffers
+        buffers = 0 if offload_buffers else _buffers(groups, where, sizes, resident=True)
+        return for_blocks(where) + buffers
 
-    where, reserve = _settle(bundles, capacities, reserve_for, share, light)
+    where, reserve = _settle(groups, capacities, reserve_for, share, light)
     spare = reserve - reserve_for(where)  # kept though not needed: runs were ended by it
-    for step in range(_MAX_LIFTS):
-        rest = [i for i, d in enumerate(where) if d is None and bundles[i].size]
+    for step in range(_MAX_PROMOTED):
+        rest = [i for i, d in enumerate(where) if d is None and groups[i].size]
         if not rest:
             break
-        largest = max(rest, key=lambda i: visitor(bundles[i]))
+        largest = max(rest, key=lambda i: onload(groups[i]))
         if step == 0 and not spare:  # the walk saw that the others do not fit, but for their ties
-            rest = [i for i in rest if bundles[i].shared]
-        better = lift(bundles, where, largest, rest, capacities, need, share)
+            rest = [i for i in rest if groups[i].shared]
+        better = promote(groups, where, largest, rest, capacities, need, share)
         if better is None:
             break
         where, spare = better, 0
@@ -237,59 +259,59 @@ def _with_room(
         main = next((d for d, size in enumerate(capacities) if size >= reserve), None)
         if main is None:
             return None
-    resident = sum(b.size for b, d in zip(bundles, where, strict=True) if d is not None)
-    return _Tier(where, main, room(where) + spare, shape, resident)
+    resident = sum(b.size for b, d in zip(groups, where, strict=True) if d is not None)
+    return _Tier(where, main, for_blocks(where) + spare, shape, resident)
 
 
 def _settle(
-    bundles: Sequence[Bundle],
+    groups: Sequence[TiedGroup],
     capacities: Sequence[int],
     need: Callable[[Where], int],
     share: bool = False,
-    light: Sequence[Bundle] | None = None,
+    light: Sequence[TiedGroup] | None = None,
 ) -> tuple[Where, int]:
-    """Fill a tier so that the first device used keeps the room that what is left over needs.
+    """Fill a tier so that the first device used reserves what the blocks left over need.
 
     Returns:
-        Where the bundles go, and the bytes kept.
+        Where the groups go, and the bytes kept.
     """
     reserve = 0
     while True:
-        where = fill(bundles, capacities, reserve, share, light)
+        where = fill(groups, capacities, reserve, share, light)
         wanted = need(where)
         if wanted <= reserve:
             return where, reserve
         reserve = wanted
 
 
-def _visits(bundle: Bundle, shape: Shape, most: int) -> int:
-    """Bytes that one bundle brings at once to a device of at most ``most`` bytes.
+def _onloaded(group: TiedGroup, shape: Shape, most: int) -> int:
+    """Bytes that one group needs at once to a device of at most ``most`` bytes.
 
-    One of which even a single module is too large never visits, and brings nothing.
+    One of which even a single module is too large is never loaded, and needs nothing.
     """
-    unit = bundle.unit if shape.whole and bundle.unit <= most else bundle.leaf
+    unit = group.unit if shape.whole and group.unit <= most else group.leaf
     return unit if unit <= most else 0
 
 
-def _buffers(bundles: Sequence[Bundle], where: Where, sizes: list[int], *, resident: bool) -> int:
+def _buffers(groups: Sequence[TiedGroup], where: Where, sizes: list[int], *, resident: bool) -> int:
     """Bytes of the buffers of what is left over, which stay on the first device used.
 
     Args:
-        bundles: all of a tier's.
+        groups: all of a tier's.
         where: their devices.
         sizes: bytes of each tensor.
         resident: count the buffers of what rests on that device too; else only what is added to it.
     """
-    if not any(b.buffers for b in bundles):
+    if not any(b.buffers for b in groups):
         return 0
     main = next((d for d in where if d is not None), None)
     kept: set[int] = set()
     there: set[int] = set()
-    for bundle, d in zip(bundles, where, strict=True):
+    for group, d in zip(groups, where, strict=True):
         if d is None or (resident and d == main):
-            kept.update(bundle.buffers)
+            kept.update(group.buffers)
         if d is not None and d == main:
-            there.update(t for t in bundle.shared if not resident or t not in bundle.buffers)
+            there.update(t for t in group.shared if not resident or t not in group.buffers)
     return sum(sizes[t] for t in kept - there)
 
 
@@ -297,7 +319,7 @@ def _buffers(bundles: Sequence[Bundle], where: Where, sizes: list[int], *, resid
 
 
 def _fill_host(
-    bundles: list[Bundle],
+    groups: list[TiedGroup],
     sizes: list[int],
     capacity: int | None,
     offload_buffers: bool,
@@ -306,27 +328,29 @@ def _fill_host(
     """Fill the host with what the accelerators left over.
 
     Returns:
-        0 or None (the disk) for each bundle, and the bytes kept free.
+        0 or None (the disk) for each group, and the bytes kept free.
     """
     if capacity is None:
-        return [None] * len(bundles), 0
-    light = None if offload_buffers else [without_buffers(b, sizes) for b in bundles]
+        return [None] * len(groups), 0
+    light = None if offload_buffers else [without_buffers(b, sizes) for b in groups]
     if light is not None and has_main:  # buffers are on an accelerator
-        bundles, light = light, None
-    everything = fill(bundles, [capacity])
-    if all(d is not None or not b.size for b, d in zip(bundles, everything, strict=True)):
-        return [0] * len(bundles), 0
+        groups, light = light, None
+    everything = fill(groups, [capacity])
+    if all(d is not None or not b.size for b, d in zip(groups, everything, strict=True)):
+        return [0] * len(groups), 0
 
     def buffers(where: Where) -> int:
-        return 0 if light is None else _buffers(bundles, where, sizes, resident=True)
+        return 0 if light is None else _buffers(groups, where, sizes, resident=True)
 
     def need(where: Where) -> int:
-        rest = (b for b, d in zip(bundles, where, strict=True) if d is None)
-        return max((_visits(b, Shape(True, 1), capacity) for b in rest), default=0) + buffers(where)
+        rest = (b for b, d in zip(groups, where, strict=True) if d is None)
+        return max((_onloaded(b, Shape(True, 1), capacity) for b in rest), default=0) + buffers(
+            where
+        )
 
-    where, reserve = _settle(bundles, [capacity], need, light=light)
+    where, reserve = _settle(groups, [capacity], need, light=light)
     if all(d is None for d in where):  # a host too small for that: better used than left empty
-        where, reserve = _settle(bundles, [capacity], buffers, light=light)
+        where, reserve = _settle(groups, [capacity], buffers, light=light)
     if reserve > capacity:
         raise _BuffersDoNotFit
     return where, reserve - buffers(where)

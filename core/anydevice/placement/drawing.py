@@ -8,12 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from html import escape
 from itertools import groupby
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from anydevice.placement.placed import Facts, Placed, Share
 from anydevice.text import format_bytes
-
-if TYPE_CHECKING:
-    from anydevice.placement.result import Placed, Placement, Share
 
 __all__ = ["draw"]
 
@@ -38,32 +36,35 @@ _STYLE: Final = """
 """.strip().replace("\n", "")
 
 
-def draw(placement: Placement) -> str:
-    """Draw a placement.
+def draw(facts: Facts) -> str:
+    """Draw a facts.
 
     Accelerators are as long as their budgets, on one scale; the host and the disk, whose budgets
     would dwarf them, as long as what they hold. Each block tells its name and size on hovering.
     """
-    rows = [(name, share) for name, share in placement.shares.items() if _shown(name, share)]
+    rows = [(name, share) for name, share in facts.shares.items() if _shown(name, share)]
     longest = max((_extent(name, share) for name, share in rows), default=0) or 1
     scale = (_WIDTH - _LEFT - _RIGHT) / longest
-    colours = _colours(placement.blocks)
+    colours = _colours(facts.blocks)
     parts: list[str] = []
     for i, (name, share) in enumerate(rows):
-        blocks = [p for p in placement.blocks if p.device == name and p.size]
-        parts += _bar(placement, name, share, blocks, _TOP + i * _PITCH, scale, colours)
+        blocks = [p for p in facts.blocks if p.device == name and p.size]
+        parts += _bar(facts, name, share, blocks, _TOP + i * _PITCH, scale, colours)
+    has_reserve = any(share.reserve for share in facts.shares.values())
     legend = _TOP + len(rows) * _PITCH + 8
-    parts += _legend(colours, placement, legend)
-    entries = min(len(colours), len(_HUES)) + bool(placement.room)
+    parts += _legend(colours, facts, legend)
+    entries = min(len(colours), len(_HUES)) + bool(
+        any(share.reserve for share in facts.shares.values())
+    )
     height = legend + _LEGEND * -(-entries // 4) + 8
-    total = format_bytes(sum(p.size for p in placement.blocks if p.tied_to is None))
-    title = escape(f"{placement.model}: {total} over {len(rows)} device{'s' * (len(rows) != 1)}")
+    total = format_bytes(sum(p.size for p in facts.blocks if p.tied_to is None))
+    title = escape(f"{facts.model}: {total} over {len(rows)} device{'s' * (len(rows) != 1)}")
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
             f'width="{_WIDTH}" height="{height}" role="img" aria-label="{title}">',
             f"<style>{_STYLE}</style>",
-            '<defs><pattern id="room" width="7" height="7" patternUnits="userSpaceOnUse" '
+            '<defs><pattern id="reserve" width="7" height="7" patternUnits="userSpaceOnUse" '
             'patternTransform="rotate(45)"><line class="h" x1="0" y1="0" x2="0" y2="7"/>'
             "</pattern></defs>",
             f'<rect class="bg" width="{_WIDTH}" height="{height}" rx="8"/>',
@@ -75,12 +76,12 @@ def draw(placement: Placement) -> str:
 
 
 def _shown(name: str, share: Share) -> bool:
-    return bool(share.used or share.room) or name not in ("cpu", "disk")
+    return bool(share.used or share.reserve) or name not in ("cpu", "disk")
 
 
 def _extent(name: str, share: Share) -> int:
     """Bytes that a bar is long."""
-    needed = share.used + share.room
+    needed = share.used + share.reserve
     return needed if share.budget is None or name in ("cpu", "disk") else max(share.budget, needed)
 
 
@@ -96,7 +97,7 @@ def _colours(blocks: Sequence[Placed]) -> dict[str, str]:
 
 
 def _bar(
-    placement: Placement,
+    facts: Facts,
     name: str,
     share: Share,
     blocks: Sequence[Placed],
@@ -105,9 +106,9 @@ def _bar(
     colours: dict[str, str],
 ) -> Iterator[str]:
     length = max(_extent(name, share) * scale, 1.0)
-    runs = " (runs what rests elsewhere)" if share.key == placement.main_device else ""
+    runs = " (runs offloaded blocks)" if share.key == facts.main_device else ""
     budget = "" if share.budget is None else f" of {format_bytes(share.budget)}"
-    kept = f", {format_bytes(share.room)} kept for visitors" if share.room else ""
+    kept = f", {format_bytes(share.reserve)} reserved" if share.reserve else ""
     yield f'<text class="n" x="24" y="{y + 22}">{escape(str(share.key))}</text>'
     yield f'<rect class="b" x="{_LEFT}" y="{y}" width="{length:.1f}" height="{_BAR}" rx="4"/>'
     x = float(_LEFT)
@@ -120,11 +121,11 @@ def _bar(
         if len(label) * 6.6 + 8 < width:
             yield f'<text class="w" x="{x + 5:.1f}" y="{y + 21}">{escape(label)}</text>'
         x += width
-    if share.room:
-        x = min(x, _LEFT + length - share.room * scale)
+    if share.reserve:
+        x = min(x, _LEFT + length - share.reserve * scale)
         yield (
-            f'<rect x="{x:.1f}" y="{y}" width="{share.room * scale:.1f}" height="{_BAR}" '
-            f'fill="url(#room)"><title>{escape(kept[2:])}</title></rect>'
+            f'<rect x="{x:.1f}" y="{y}" width="{share.reserve * scale:.1f}" height="{_BAR}" '
+            f'fill="url(#reserve)"><title>{escape(kept[2:])}</title></rect>'
         )
     text = f"{format_bytes(share.used)}{budget}{kept}{runs}"
     yield f'<text class="s" x="{_LEFT}" y="{y + _BAR + 17}">{escape(text)}</text>'
@@ -148,12 +149,12 @@ def _segments(blocks: Sequence[Placed], scale: float) -> Iterator[tuple[str, int
         yield kind, size, name.rpartition(".")[2], f"{name} ({kind}), {format_bytes(size)}"
 
 
-def _legend(colours: dict[str, str], placement: Placement, y: int) -> Iterator[str]:
+def _legend(colours: dict[str, str], facts: Facts, y: int) -> Iterator[str]:
     named = [(kind, f'fill="{hue}"') for kind, hue in [*colours.items()][: len(_HUES)]]
     if len(colours) > len(_HUES):
         named[-1] = ("other", named[-1][1])
-    if placement.room:
-        named.append(("kept for visitors", 'fill="url(#room)"'))
+    if any(share.reserve for share in facts.shares.values()):
+        named.append(("reserved", 'fill="url(#reserve)"'))
     step = (_WIDTH - 48) // 4
     for i, (label, fill) in enumerate(named):
         x, line = 24 + i % 4 * step, y + i // 4 * _LEGEND

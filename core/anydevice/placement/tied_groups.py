@@ -9,20 +9,20 @@ from typing import Final
 
 from anydevice.placement.blocks import Block, Inventory
 
-__all__ = ["Bundle", "bundle_blocks", "visit_bytes", "without_buffers"]
+__all__ = ["TiedGroup", "onload_bytes", "tie_blocks", "without_buffers"]
 
 #: A block follows the one that it is tied to when at least this share of its bytes is tied.
 _FOLLOWS: Final = 0.5
 
 
 @dataclasses.dataclass(slots=True)
-class Bundle:
+class TiedGroup:
     """Blocks that go together: one, and those that are mostly tied to it.
 
     Attributes:
         blocks: indices into the inventory.
         size: bytes of all distinct tensors.
-        alone: of these, bytes of tensors that no other bundle has.
+        alone: of these, bytes of tensors that no other group has.
         shared: the others, as index to bytes.
         buffers: indices of its buffers.
         unit: the most bytes that one of its blocks brings when it visits.
@@ -38,15 +38,15 @@ class Bundle:
     leaf: int
 
 
-def bundle_blocks(
+def tie_blocks(
     inventory: Inventory, offload_buffers: bool, largest: int | None = None
-) -> list[Bundle]:
+) -> list[TiedGroup]:
     """Join blocks that are mostly tied weights to the first block that has those.
 
     Args:
         inventory: the blocks.
         offload_buffers: whether buffers travel with their block's parameters.
-        largest: a bundle of more bytes is not made: together, nothing could hold it.
+        largest: a group of more bytes is not made: together, nothing could hold it.
     """
     sizes = inventory.sizes
     owner: dict[int, int] = {}
@@ -69,7 +69,7 @@ def bundle_blocks(
 
 
 def _followed(tensors: Sequence[int], owner: dict[int, int], sizes: list[int]) -> int | None:
-    """The bundle that holds most of a block's bytes already, if that is enough to follow it."""
+    """The group that holds most of a block's bytes already, if that is enough to follow it."""
     total = 0
     tied: dict[int, int] = {}
     for tensor in tensors:
@@ -82,7 +82,9 @@ def _followed(tensors: Sequence[int], owner: dict[int, int], sizes: list[int]) -
     return home if total and tied[home] >= _FOLLOWS * total else None
 
 
-def _count(inventory: Inventory, members: list[list[int]], offload_buffers: bool) -> list[Bundle]:
+def _count(
+    inventory: Inventory, members: list[list[int]], offload_buffers: bool
+) -> list[TiedGroup]:
     sizes, blocks = inventory.sizes, inventory.blocks
     holders = [0] * len(sizes)
     contents = []
@@ -92,28 +94,30 @@ def _count(inventory: Inventory, members: list[list[int]], offload_buffers: bool
         contents.append((parameters, buffers))
         for tensor in itertools.chain(parameters, buffers):
             holders[tensor] += 1
-    bundles = []
+    groups = []
     for group, (parameters, buffers) in zip(members, contents, strict=True):
         shared = {t: sizes[t] for t in (*parameters, *buffers) if holders[t] > 1}
         size = sum(sizes[t] for t in itertools.chain(parameters, buffers))
-        units = [visit_bytes(blocks[i], sizes, offload_buffers) for i in group]
+        units = [onload_bytes(blocks[i], sizes, offload_buffers) for i in group]
         leaves = [blocks[i].leaf_buffers if offload_buffers else blocks[i].leaf for i in group]
         alone = size - sum(shared.values())
-        bundles.append(Bundle(group, size, alone, shared, tuple(buffers), max(units), max(leaves)))
-    return bundles
+        groups.append(
+            TiedGroup(group, size, alone, shared, tuple(buffers), max(units), max(leaves))
+        )
+    return groups
 
 
-def visit_bytes(block: Block, sizes: list[int], offload_buffers: bool) -> int:
+def onload_bytes(block: Block, sizes: list[int], offload_buffers: bool) -> int:
     """Bytes that a block brings to the executing device when it visits."""
     size = sum(sizes[t] for t in block.parameters)
     return size + sum(sizes[t] for t in block.buffers) if offload_buffers else size
 
 
-def without_buffers(bundle: Bundle, sizes: list[int]) -> Bundle:
-    """A bundle as it weighs on a device that does not hold its buffers, or does in any case."""
-    if not bundle.buffers:
-        return bundle
-    buffers = sum(sizes[t] for t in bundle.buffers)
-    shared = {t: s for t, s in bundle.shared.items() if t not in bundle.buffers}
-    size = bundle.size - buffers
-    return dataclasses.replace(bundle, size=size, shared=shared, alone=size - sum(shared.values()))
+def without_buffers(group: TiedGroup, sizes: list[int]) -> TiedGroup:
+    """A group as it weighs on a device that does not hold its buffers, or does in any case."""
+    if not group.buffers:
+        return group
+    buffers = sum(sizes[t] for t in group.buffers)
+    shared = {t: s for t, s in group.shared.items() if t not in group.buffers}
+    size = group.size - buffers
+    return dataclasses.replace(group, size=size, shared=shared, alone=size - sum(shared.values()))

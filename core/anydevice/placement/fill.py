@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Final
 
-from anydevice.placement.bundles import Bundle
+from anydevice.placement.tied_groups import TiedGroup
 
 __all__ = ["covers", "fill", "fits_all", "prefix_sums"]
 
@@ -16,33 +16,33 @@ _MAX_ORDERED: Final = 8
 
 
 def fill(
-    bundles: Sequence[Bundle],
+    groups: Sequence[TiedGroup],
     capacities: Sequence[int],
     reserve: int = 0,
     share: bool = False,
-    light: Sequence[Bundle] | None = None,
+    light: Sequence[TiedGroup] | None = None,
 ) -> list[int | None]:
-    """Fill the devices of a tier, in order, with bundles, in order.
+    """Fill the devices of a tier, in order, with groups, in order.
 
     Args:
-        bundles: what is to be placed.
+        groups: what is to be placed.
         capacities: bytes of each device.
         reserve: bytes to keep free on the first device that takes anything.
-        share: let a bundle that does not fit go back to a device that the walk has left.
-        light: the bundles as they weigh on the first device, where that holds their buffers in any
+        share: let a group that does not fit go back to a device that the walk has left.
+        light: the groups as they weigh on the first device, where that holds their buffers in any
             case (and ``reserve`` counts those).
 
     Returns:
-        For each bundle the device's index, or None. What holds no bytes goes with its neighbour.
+        For each group the device's index, or None. What holds no bytes goes with its neighbour.
     """
     walk = _Walk(capacities, reserve, share)
     where: list[int | None] = []
-    for i, bundle in enumerate(bundles):
-        if bundle.size:
-            where.append(walk.place(bundle, bundle if light is None else light[i]))
+    for i, group in enumerate(groups):
+        if group.size:
+            where.append(walk.place(group, group if light is None else light[i]))
         else:
             where.append(where[-1] if where else None)
-    first = next((i for i, b in enumerate(bundles) if b.size), None)
+    first = next((i for i, b in enumerate(groups) if b.size), None)
     if first is not None:  # empty ones at the front go with the first that holds something
         where[:first] = [where[first]] * first
     return where
@@ -61,18 +61,18 @@ class _Walk:
         self.main: int | None = None
         self.current: int | None = None  # where the run is
 
-    def place(self, bundle: Bundle, light: Bundle) -> int | None:
-        """Take the next bundle; None when no device can."""
+    def place(self, group: TiedGroup, light: TiedGroup) -> int | None:
+        """Take the next group; None when no device can."""
         current = self.current
         if current is not None:
-            weight = light if current == self.main else bundle
+            weight = light if current == self.main else group
             if self._fits(weight, current):
                 return self._take(weight, current)
-        if (device := self._open(bundle, light)) is not None:
+        if (device := self._open(group, light)) is not None:
             return device
         if self.share:
             for device in self.closed:
-                weight = light if device == self.main else bundle
+                weight = light if device == self.main else group
                 if self._fits(weight, device):
                     return self._take(weight, device)
         elif current is not None and weight.size <= self.whole[current]:
@@ -80,10 +80,10 @@ class _Walk:
             self.current = None
         return None
 
-    def _open(self, bundle: Bundle, light: Bundle) -> int | None:
-        """Begin a run on the first unused device that can hold a bundle."""
+    def _open(self, group: TiedGroup, light: TiedGroup) -> int | None:
+        """Begin a run on the first unused device that can hold a group."""
         first = self.main is None
-        weight, spare = (light, self.reserve) if first else (bundle, 0)
+        weight, spare = (light, self.reserve) if first else (group, 0)
         device = next((d for d in self.unused if weight.size <= self.whole[d] - spare), None)
         if device is None:
             return None
@@ -97,54 +97,54 @@ class _Walk:
         self.unused.remove(device)
         return self._take(weight, device)
 
-    def _cost(self, bundle: Bundle, device: int) -> int:
-        if not bundle.shared:
-            return bundle.alone
+    def _cost(self, group: TiedGroup, device: int) -> int:
+        if not group.shared:
+            return group.alone
         present = self.held[device]
-        return bundle.alone + sum(s for t, s in bundle.shared.items() if t not in present)
+        return group.alone + sum(s for t, s in group.shared.items() if t not in present)
 
-    def _fits(self, bundle: Bundle, device: int) -> bool:
-        return self._cost(bundle, device) <= self.left[device]
+    def _fits(self, group: TiedGroup, device: int) -> bool:
+        return self._cost(group, device) <= self.left[device]
 
-    def _take(self, bundle: Bundle, device: int) -> int:
-        self.left[device] -= self._cost(bundle, device)
-        self.held[device].update(bundle.shared)
+    def _take(self, group: TiedGroup, device: int) -> int:
+        self.left[device] -= self._cost(group, device)
+        self.held[device].update(group.shared)
         return device
 
 
-def fits_all(bundles: Sequence[Bundle], capacities: Sequence[int]) -> list[int] | None:
-    """Place all bundles on the devices of one tier, or say None.
+def fits_all(groups: Sequence[TiedGroup], capacities: Sequence[int]) -> list[int] | None:
+    """Place all groups on the devices of one tier, or say None.
 
     The devices are used in the order given where that works, else in any order that does.
     """
-    where = fill(bundles, capacities)
-    if _complete(bundles, where):
+    where = fill(groups, capacities)
+    if _complete(groups, where):
         return [d or 0 for d in where]  # where nothing holds a byte: the first device
-    order = _order_that_fits(bundles, capacities)
+    order = _order_that_fits(groups, capacities)
     if order is None:
         return None
-    where = fill(bundles, [capacities[d] for d in order])
-    return [order[d or 0] for d in where] if _complete(bundles, where) else None
+    where = fill(groups, [capacities[d] for d in order])
+    return [order[d or 0] for d in where] if _complete(groups, where) else None
 
 
-def _complete(bundles: Sequence[Bundle], where: Sequence[int | None]) -> bool:
-    return all(d is not None or not b.size for b, d in zip(bundles, where, strict=True))
+def _complete(groups: Sequence[TiedGroup], where: Sequence[int | None]) -> bool:
+    return all(d is not None or not b.size for b, d in zip(groups, where, strict=True))
 
 
-def prefix_sums(bundles: Sequence[Bundle]) -> list[int]:
-    """Bytes of the first 0, 1, 2, ... bundles."""
-    return list(itertools.accumulate((b.size for b in bundles), initial=0))
+def prefix_sums(groups: Sequence[TiedGroup]) -> list[int]:
+    """Bytes of the first 0, 1, 2, ... groups."""
+    return list(itertools.accumulate((b.size for b in groups), initial=0))
 
 
 def covers(ends: Sequence[int], capacities: Sequence[int]) -> bool:
-    """Whether `fill` would place all bundles, told from their prefix sums alone.
+    """Whether `fill` would place all groups, told from their prefix sums alone.
 
     Ties that would save bytes are not seen, so a True holds and a False may be too careful.
     """
     unused = list(capacities)
     start, last = 0, bisect.bisect_left(ends, ends[-1])
     while start < last:
-        # Empty bundles go along: what counts is the next one that holds something.
+        # Empty groups go along: what counts is the next one that holds something.
         start = bisect.bisect_right(ends, ends[start]) - 1
         size = ends[start + 1] - ends[start]
         device = next((i for i, capacity in enumerate(unused) if size <= capacity), None)
@@ -154,14 +154,14 @@ def covers(ends: Sequence[int], capacities: Sequence[int]) -> bool:
     return True
 
 
-def _order_that_fits(bundles: Sequence[Bundle], capacities: Sequence[int]) -> list[int] | None:
-    """An order of devices in which one run on each covers all bundles.
+def _order_that_fits(groups: Sequence[TiedGroup], capacities: Sequence[int]) -> list[int] | None:
+    """An order of devices in which one run on each covers all groups.
 
-    ``reach[used]`` is how many bundles the devices in the set ``used`` can cover, in their best
+    ``reach[used]`` is how many groups the devices in the set ``used`` can cover, in their best
     order; it follows from the sets with one device less.
     """
     devices = range(len(capacities))
-    ends = prefix_sums(bundles)
+    ends = prefix_sums(groups)
     if not 1 < len(capacities) <= _MAX_ORDERED or ends[-1] > sum(capacities):
         return None
     reach: dict[int, tuple[int, list[int]]] = {0: (0, [])}
@@ -174,4 +174,4 @@ def _order_that_fits(bundles: Sequence[Bundle], capacities: Sequence[int]) -> li
                 best = max(best, (end, [*order, d]), key=lambda pair: pair[0])
         reach[used] = best
     covered, order = reach[(1 << len(capacities)) - 1]
-    return order if covered == len(bundles) else None
+    return order if covered == len(groups) else None

@@ -1,7 +1,8 @@
-"""The front of the room: from a model and budgets, or any form of device map, to a `Placement`."""
+"""From a model and budgets, or from any form of device map, to a `Placement`."""
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
@@ -12,16 +13,20 @@ from torch import nn
 from anydevice import registry
 from anydevice.devices import CPU, DISK, Device, DeviceLike, parse_device
 from anydevice.errors import DoesNotFitError, ModelError, UnknownDeviceError
-from anydevice.placement.balance import get_balanced_memory
+from anydevice.placement.account import account, recount
+from anydevice.placement.balance import balance
 from anydevice.placement.blocks import Inventory, take_inventory
 from anydevice.placement.budgets import Budget, Headroom, read_budgets
-from anydevice.placement.bundles import visit_bytes
-from anydevice.placement.given import account
-from anydevice.placement.maps import check_device_map
+from anydevice.placement.counting import bytes_by_device
+from anydevice.placement.device_map import grouped
+from anydevice.placement.options import PlacementOptions
+from anydevice.placement.placed import Placed, Share
+from anydevice.placement.placement import Placement
 from anydevice.placement.planner import Plan, plan_blocks
-from anydevice.placement.result import Placed, Placement, Share
+from anydevice.placement.tied_groups import onload_bytes
 from anydevice.sizes import DtypeLike
 from anydevice.text import format_bytes
+from anydevice.ties import Weight, list_weights
 
 __all__ = ["STRATEGIES", "infer_auto_device_map", "resolve_device_map"]
 
@@ -81,33 +86,18 @@ def infer_auto_device_map(
         DoesNotFitError: the disk is forbidden or capped, and the rest is too small.
         ModelError: a weight has a dtype that its device cannot hold, or no shape yet.
     """
-    budgets = read_budgets(max_memory, headroom, disk)
-    accelerators = [b for b in budgets if b.device.is_accelerator and b.size]
-    host = next((b for b in budgets if b.device == CPU and b.size), None)
-    largest = max((b.size or 0 for b in accelerators or budgets if b.device != DISK), default=None)
-    inventory = take_inventory(model, no_split_module_classes, dtype, special_dtypes, largest)
-    plan = plan_blocks(
-        inventory,
-        [b.size or 0 for b in accelerators],
-        host.size if host is not None else None,
-        prefetch=prefetch,
-        offload_buffers=offload_buffers,
-        share=fallback_allocation,
+    options = PlacementOptions(
+        max_memory,
+        no_split_module_classes,
+        dtype,
+        special_dtypes,
+        offload_buffers,
+        fallback_allocation,
+        headroom,
+        disk,
+        prefetch,
     )
-    bins = [
-        *accelerators,
-        host or Budget(CPU.type, CPU, 0),
-        next((b for b in budgets if b.device == DISK), Budget(DISK.type, DISK, 0)),
-    ]
-    if plan.offload_buffers and not offload_buffers:
-        warnings.warn(
-            f"the buffers of offloaded modules of {type(model).__name__} do not fit on the device "
-            "that runs those; they rest with their modules, as with offload_buffers=True",
-            stacklevel=2,
-        )
-    placement = _assemble(model, inventory, plan, bins, clean_result)
-    _check_disk(placement, bins)
-    _check_dtypes(inventory, plan, bins)
+    placement = _planned(model, "sequential", options, clean=clean_result)
     if verbose:
         print(placement.explain())
     return placement
@@ -116,12 +106,8 @@ def infer_auto_device_map(
 def resolve_device_map(
     model: nn.Module,
     device_map: str | DeviceLike | Mapping[str, DeviceLike],
-    max_memory: Mapping[Any, int | str] | None = None,
-    no_split_module_classes: Collection[str] | str | None = None,
-    dtype: DtypeLike | None = None,
-    special_dtypes: Mapping[str, DtypeLike] | None = None,
-    offload_buffers: bool = False,
-    **options: Any,
+    options: PlacementOptions | None = None,
+    weights: Sequence[Weight] | None = None,
 ) -> Placement:
     """Read any form of device map.
 
@@ -129,25 +115,20 @@ def resolve_device_map(
         model: the model.
         device_map: ``"auto"`` or ``"balanced"`` (as evenly as the budgets allow),
             ``"balanced_low_0"`` (with little on the first accelerator), ``"sequential"`` (fill one
-            after another), a single device, or a dict. A `Placement` is taken as it is.
-        max_memory: see `infer_auto_device_map`, as the rest.
-        no_split_module_classes: see there.
-        dtype: see there.
-        special_dtypes: see there.
-        offload_buffers: see there.
-        **options: ``headroom``, ``disk``, ``prefetch``, ``fallback_allocation``.
+            after another), a single device, or a dict. The bytes of a `Placement` are counted anew,
+            since it may be another model's.
+        options: see `infer_auto_device_map`.
+        weights: the model's, where the caller has them.
 
     Raises:
         DeviceMapError: a dict does not cover the model.
         UnknownDeviceError: neither a strategy nor a device.
         BudgetError, DoesNotFitError, ModelError: see `infer_auto_device_map`.
     """
-    if isinstance(device_map, Mapping):
-        if isinstance(device_map, Placement) and device_map.blocks:
-            check_device_map(model, device_map)
-            return device_map
-        return account(model, device_map, dtype, special_dtypes, offload_buffers)
-    if not (isinstance(device_map, str) and device_map in STRATEGIES):
+    options = options or PlacementOptions()
+    if isinstance(device_map, str) and device_map in STRATEGIES:
+        return _planned(model, device_map, options, clean=True)
+    if not isinstance(device_map, Mapping):
         try:
             parse_device(device_map)
         except UnknownDeviceError as error:
@@ -155,63 +136,108 @@ def resolve_device_map(
                 f"device_map={device_map!r} is neither a device nor one of "
                 f"{', '.join(map(repr, STRATEGIES))}. {error}"
             ) from None
-        return account(model, {"": device_map}, dtype, special_dtypes, offload_buffers)
-    headroom, disk = options.pop("headroom", None), options.pop("disk", True)
-    budgets: Mapping[Any, int | str] = {
-        b.key: b.size for b in read_budgets(max_memory, headroom, disk) if b.size is not None
-    }
-    if device_map != "sequential":
-        budgets = get_balanced_memory(
-            model,
-            budgets,
-            no_split_module_classes,
-            dtype,
-            special_dtypes,
-            low_zero=device_map == "balanced_low_0",
-        )
-    return infer_auto_device_map(
-        model,
-        budgets,
-        no_split_module_classes,
-        dtype,
-        special_dtypes,
-        offload_buffers=offload_buffers,
-        disk=disk is not False,
-        **options,
-    )
+        device_map = {"": device_map}
+    weights = list_weights(model) if weights is None else weights
+    if isinstance(device_map, Placement):
+        return recount(model, device_map, weights, options)
+    return account(model, device_map, weights, options)
 
 
 # ---------------------------------------------------------------------- from a plan
 
 
-def _assemble(
+def _planned(
+    model: nn.Module, strategy: str, options: PlacementOptions, *, clean: bool
+) -> Placement:
+    budgets = read_budgets(options.max_memory, options.headroom, options.disk)
+    accelerators = [b for b in budgets if b.device.is_accelerator and b.size]
+    host = next((b for b in budgets if b.device == CPU and b.size), None)
+    largest = max((b.size or 0 for b in accelerators or budgets if b.device != DISK), default=None)
+    inventory = take_inventory(
+        model, options.no_split_module_classes, options.dtype, options.special_dtypes, largest
+    )
+    if strategy != "sequential":
+        own = [b.size or 0 for b in accelerators]
+        lowered = balance(inventory, own, low_zero=strategy == "balanced_low_0")
+        accelerators = [
+            dataclasses.replace(b, size=size) for b, size in zip(accelerators, lowered, strict=True)
+        ]
+    plan = _best_plan(model, inventory, [b.size or 0 for b in accelerators], host, options)
+    inventory = plan.inventory
+    bins = [
+        *accelerators,
+        host or Budget(CPU.type, CPU, 0),
+        next((b for b in budgets if b.device == DISK), Budget(DISK.type, DISK, 0)),
+    ]
+    if plan.offload_buffers and not options.offload_buffers:
+        warnings.warn(
+            f"the buffers of offloaded modules of {type(model).__name__} do not fit on the device "
+            "that runs those; they are stored with their modules, as with offload_buffers=True",
+            stacklevel=3,
+        )
+    placement = _assemble(model, inventory, plan, bins, clean)
+    _check_disk(placement, bins)
+    _check_dtypes(inventory, plan, bins)
+    return placement
+
+
+def _best_plan(
     model: nn.Module,
     inventory: Inventory,
-    plan: Plan,
-    bins: Sequence[Budget],
-    clean_result: bool,
+    accelerators: Sequence[int],
+    host: Budget | None,
+    options: PlacementOptions,
+) -> Plan:
+    """Plan with the blocks as found; with layers too where the budgets are small for blocks."""
+
+    def plan(blocks: Inventory) -> Plan:
+        return plan_blocks(
+            blocks,
+            accelerators,
+            host.size if host is not None else None,
+            prefetch=options.prefetch,
+            offload_buffers=options.offload_buffers,
+            share=options.fallback_allocation,
+        )
+
+    best = plan(inventory)
+    found = options.no_split_module_classes is None
+    if not (found and accelerators and best.is_tight):
+        return best
+    layers = take_inventory(model, None, options.dtype, options.special_dtypes, layers=True)
+    if len(layers.blocks) == len(inventory.blocks):
+        return best
+    other = plan(layers)
+    return other if other.resident > best.resident else best
+
+
+def _assemble(
+    model: nn.Module, inventory: Inventory, plan: Plan, bins: Sequence[Budget], clean: bool
 ) -> Placement:
     sizes, blocks = inventory.sizes, inventory.blocks
     placed = [
         Placed(
             name=block.name,
             kind=block.kind,
-            size=sum(sizes[t] for t in (*block.parameters, *block.buffers)),
+            size=sum([sizes[t] for t in (*block.parameters, *block.buffers)]),
             device=str(bins[d].device),
             tied_to=None if tied is None else blocks[tied].name,
-            visit=visit_bytes(block, sizes, plan.offload_buffers),
+            onload=onload_bytes(block, sizes, plan.offload_buffers),
+            parameters=tuple(block.parameters),
+            buffers=tuple(block.buffers),
         )
         for block, d, tied in zip(blocks, plan.where, plan.tied, strict=True)
     ]
     keys = {str(b.device): b.key for b in bins}
-    used = _used(inventory, plan, bins)
+    main = None if plan.main is None else str(bins[plan.main].device)
+    used = bytes_by_device(placed, sizes, main, plan.offload_buffers)
     shares = {
-        str(b.device): Share(b.key, b.size, used[i], plan.room.get(i, 0))
+        str(b.device): Share(b.key, b.size, used.get(str(b.device), 0), plan.reserve.get(i, 0))
         for i, b in enumerate(bins)
-        if used[i] or b.size != 0 or plan.room.get(i)
+        if used.get(str(b.device)) or b.size != 0 or plan.reserve.get(i)
     }
     return Placement(
-        _device_map(placed, keys, clean_result),
+        grouped(placed, keys) if clean else {p.name: keys[p.device] for p in placed},
         model=type(model).__name__,
         blocks=placed,
         shares=shares,
@@ -220,47 +246,8 @@ def _assemble(
         whole=plan.shape is None or plan.shape.whole,
         host_run=[blocks[i].name for i in plan.stay],
         offload_buffers=plan.offload_buffers,
+        sizes=sizes,
     )
-
-
-def _used(inventory: Inventory, plan: Plan, bins: Sequence[Budget]) -> list[int]:
-    """Bytes on each bin. Buffers of offloaded blocks are where those run, unless offloaded too."""
-    held: list[set[int]] = [set() for _ in bins]
-    host, disk = len(bins) - 2, len(bins) - 1
-    executing = plan.main if plan.main is not None else host
-    for block, d in zip(inventory.blocks, plan.where, strict=True):
-        held[d].update(block.parameters)
-        rests = d in (host, disk) and not plan.offload_buffers
-        held[executing if rests else d].update(block.buffers)
-    return [sum(inventory.sizes[t] for t in tensors) for tensors in held]
-
-
-def _device_map(
-    placed: Sequence[Placed], keys: Mapping[str, int | str], clean: bool
-) -> dict[str, int | str]:
-    if not clean:
-        return {p.name: keys[p.device] for p in placed}
-    #: Each prefix's only device; "" (no device's name) where there are several.
-    only: dict[str, str] = {}
-    for p in placed:
-        if p.size:
-            for prefix in _prefixes(p.name):
-                if only.setdefault(prefix, p.device) != p.device:
-                    only[prefix] = ""
-    result = {}
-    for p in placed:  # what holds nothing goes along with whatever covers it
-        name = next((x for x in _prefixes(p.name) if only.get(x, p.device)), p.name)
-        result[name] = keys[only.get(name) or p.device]
-    return result
-
-
-def _prefixes(name: str) -> list[str]:
-    """``"a.b"`` gives ``["", "a", "a.b"]``."""
-    prefixes, end = [""], name.find(".")
-    while end != -1:
-        prefixes.append(name[:end])
-        end = name.find(".", end + 1)
-    return [*prefixes, name] if name else prefixes
 
 
 # ---------------------------------------------------------------------- checks
@@ -272,8 +259,8 @@ def _check_disk(placement: Placement, bins: Sequence[Budget]) -> None:
     if disk.size is None or used <= disk.size:
         return
     said = ", ".join(f"{b.key}: {format_bytes(b.size)}" for b in bins[:-1] if b.size)
-    room = sum(placement.room.values())
-    kept = f" ({format_bytes(room)} of them for blocks that visit)" if room else ""
+    reserve = sum(placement.reserve.values())
+    kept = f" ({format_bytes(reserve)} of them reserved for offloaded blocks)" if reserve else ""
     raise DoesNotFitError(
         f"{placement.model} does not fit: {format_bytes(used)} are left over, and the disk "
         + (f"may take {format_bytes(disk.size)}" if disk.size else "is not to be used")

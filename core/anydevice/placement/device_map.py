@@ -1,18 +1,19 @@
-"""A device map as the rest of the house reads it: a name's device by its longest prefix."""
+"""Reading a device map: the device of a name is that of its longest prefix in the map."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from torch import nn
 
 from anydevice.devices import CPU, Device, DeviceLike, first_accelerator, parse_device
 from anydevice.errors import DeviceMapError, UnknownDeviceError
+from anydevice.placement.placed import Placed
 from anydevice.text import list_some
 from anydevice.weights import iter_slots
 
-__all__ = ["DeviceMap", "check_device_map", "require_cover"]
+__all__ = ["DeviceMap", "check_device_map", "grouped", "require_cover"]
 
 
 class DeviceMap:
@@ -132,3 +133,33 @@ def _exists(model: nn.Module, name: str) -> bool:
 
 def _some(names: Iterable[str]) -> str:
     return list_some([repr(name) for name in names])
+
+
+def grouped(placed: Sequence[Placed], keys: Mapping[str, int | str]) -> dict[str, int | str]:
+    """The shortest map of placed blocks: modules whose blocks are all on one device are one entry.
+
+    Args:
+        placed: the blocks.
+        keys: canonical device names to how the user spells them.
+    """
+    #: Each prefix's only device; "" (no device's name) where there are several.
+    only: dict[str, str] = {}
+    for p in placed:
+        if p.size:
+            for prefix in _prefixes(p.name):
+                if only.setdefault(prefix, p.device) != p.device:
+                    only[prefix] = ""
+    result = {}
+    for p in placed:  # what holds nothing goes along with whatever covers it
+        name = next((x for x in _prefixes(p.name) if only.get(x, p.device)), p.name)
+        result[name] = keys[only.get(name) or p.device]
+    return result
+
+
+def _prefixes(name: str) -> list[str]:
+    """``"a.b"`` gives ``["", "a", "a.b"]``."""
+    prefixes, end = [""], name.find(".")
+    while end != -1:
+        prefixes.append(name[:end])
+        end = name.find(".", end + 1)
+    return [*prefixes, name] if name else prefixes

@@ -1,0 +1,34 @@
+"""What a placement is made from, beside the model: one object for all that take such options."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from anydevice.placement.budgets import Headroom, check_budgets
+from anydevice.sizes import DtypeLike
+
+__all__ = ["PlacementOptions"]
+
+
+@dataclasses.dataclass(frozen=True)
+class PlacementOptions:
+    """See `infer_auto_device_map` for each.
+
+    Raises:
+        BudgetError, UnknownDeviceError: a budget cannot be read.
+    """
+
+    max_memory: Mapping[Any, int | str] | None = None
+    no_split_module_classes: Collection[str] | str | None = None
+    dtype: DtypeLike | None = None
+    special_dtypes: Mapping[str, DtypeLike] | None = None
+    offload_buffers: bool = False
+    fallback_allocation: bool = False
+    headroom: Headroom = None
+    disk: bool | int | str = True
+    prefetch: bool = True
+
+    def __post_init__(self) -> None:
+        check_budgets(self.max_memory, self.headroom, self.disk)
