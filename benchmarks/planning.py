@@ -2,8 +2,8 @@
 
     python -m benchmarks.planning
 
-The models are mixtures of experts on meta: one of 62,000 modules whose layers stay whole, and one of
-4,200 modules whose experts are divided over the devices.
+The models are mixtures of experts on meta: one of 62,000 modules whose layers stay whole, and one
+of 4,200 modules whose experts are divided over the devices.
 """
 
 from __future__ import annotations

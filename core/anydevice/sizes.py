@@ -22,6 +22,7 @@ from anydevice.weights import iter_slots
 
 __all__ = [
     "DtypeLike",
+    "allocated_bytes",
     "calculate_maximum_sizes",
     "compute_module_sizes",
     "compute_module_total_buffer_size",
@@ -38,6 +39,8 @@ DtypeLike: TypeAlias = "str | torch.dtype | enum.Enum"
 
 #: Types whose elements share a byte in torch's own storage; ``itemsize`` does not say so.
 _PACKED_BITS: Final = {torch.quint4x2: 4, torch.quint2x4: 2}
+#: Bytes that the caching allocators of accelerators hand out at least, and a multiple of.
+_ALLOCATION: Final = 512
 #: Names of types by their width, such as ``int4``, ``uint2``, ``fp8``, ``nf4``, ``float4_e2m1fn``.
 _NAMED_WIDTH: Final = re.compile(r"(?:u?int|fp|nf|float|bfloat)(\d+)(?:_\w+)?")
 
@@ -113,6 +116,11 @@ def tensor_bytes(tensor: torch.Tensor, dtype: DtypeLike | None = None) -> int:
             return _elements(tensor) * own.itemsize
         dtype = own
     return (_elements(tensor) * dtype_bits(dtype) + 7) // 8
+
+
+def allocated_bytes(size: int) -> int:
+    """Bytes that a tensor of ``size`` bytes takes on an accelerator: allocators round up to 512."""
+    return -(-size // _ALLOCATION) * _ALLOCATION
 
 
 def dtype_after_load(

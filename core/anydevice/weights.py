@@ -146,7 +146,7 @@ def exchange(slot: Slot, value: torch.Tensor) -> None:
     gradient = old.grad
     if gradient is not None:
         old.grad = None
-    if old.is_meta or not _set_data(old, value, requires_grad):
+    if old.is_meta or old.is_inference() or not _set_data(old, value, requires_grad):
         _swap(old, value, requires_grad)
     if gradient is not None and requires_grad and not value.is_meta:
         old.grad = move_tensor(gradient.detach(), parse_device(value.device)).to(value.dtype)
@@ -175,7 +175,8 @@ def _swap(old: torch.Tensor, value: torch.Tensor, requires_grad: bool) -> None:
     could not reach the Parameter any more.
     """
     new = torch.Tensor._make_subclass(type(old), value, requires_grad)
-    if old.requires_grad and old.is_leaf and old._use_count() > 1:  # type: ignore[attr-defined]
+    watched = old.requires_grad and old.is_leaf and not old.is_inference()
+    if watched and old._use_count() > 1:  # type: ignore[attr-defined]
         node = torch.autograd.graph.get_gradient_edge(old).node
         node.register_prehook(_refuse_gradient)
     before, after = old._backward_hooks, getattr(old, "_post_accumulate_grad_hooks", None)

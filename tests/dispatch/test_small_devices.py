@@ -34,7 +34,7 @@ def test_visitors_take_the_room_that_the_plan_keeps(sim, width, blocks):
         copy.deepcopy(plain), "auto", max_memory={0: int(blocks * block), "cpu": "1GiB"}
     )
     placement = model.anydevice_placement
-    assert placement.room["sim:0"] == placement.ahead * block
+    assert placement.reserve[0] == placement.ahead * block
     x = torch.randn(1, width)
     with torch.no_grad():
         wanted = plain(x)

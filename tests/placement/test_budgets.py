@@ -11,7 +11,7 @@ from torch import nn
 
 from anydevice import registry
 from anydevice.backend import Capabilities, DeviceBackend, MemoryInfo
-from anydevice.devices import CPU, Device, parse_device
+from anydevice.devices import CPU, Device
 from anydevice.errors import BudgetError, DoesNotFitError, ModelError, UnknownDeviceError
 from anydevice.placement import get_max_memory, infer_auto_device_map
 
@@ -51,7 +51,7 @@ def test_headroom_is_left_on_accelerators() -> None:
     assert infer_auto_device_map(model, budgets) == {"": 0}
     for headroom in (300, "300B", 0.3, {0: 300}):
         plan = infer_auto_device_map(model, budgets, headroom=headroom)
-        assert plan.bytes_on(0) + plan.room[str(parse_device(0))] <= 724
+        assert plan.bytes_on(0) + plan.reserve[0] <= 724
         assert plan.budgets["cpu"] == 4096
     with pytest.raises(BudgetError, match="headroom: 'some' is not a size"):
         infer_auto_device_map(model, budgets, headroom="some")

@@ -13,6 +13,7 @@ from anydevice.errors import DeviceMapError, UnknownDeviceError
 from anydevice.placement import (
     DeviceMap,
     Placement,
+    PlacementOptions,
     check_device_map,
     infer_auto_device_map,
     resolve_device_map,
@@ -103,14 +104,19 @@ def test_a_placement_is_taken_as_it_is_and_a_dict_is_accounted_for() -> None:
     assert placement == mine
     assert [placement.bytes_on(d) for d in (0, "cpu", "disk", 1)] == [596, 288, 288, 0]
     assert placement.main_device == 0
-    assert resolve_device_map(model, mine, offload_buffers=True).bytes_on("cpu") == 308
-    assert resolve_device_map(model, mine, dtype="float16").bytes_on("disk") == 144
+    assert (
+        resolve_device_map(model, mine, PlacementOptions(offload_buffers=True)).bytes_on("cpu")
+        == 308
+    )
+    assert (
+        resolve_device_map(model, mine, PlacementOptions(dtype="float16")).bytes_on("disk") == 144
+    )
     with pytest.raises(DeviceMapError, match=r"'3\.weight'"):
         resolve_device_map(model, {k: v for k, v in mine.items() if k != "3"})
 
 
 def bytes_by_device(strategy: str, budgets: dict[Any, int]) -> list[int]:
-    placement = resolve_device_map(sequence(), strategy, budgets)
+    placement = resolve_device_map(sequence(), strategy, PlacementOptions(budgets))
     return [placement.bytes_on(key) // 288 for key in budgets]
 
 
@@ -132,5 +138,7 @@ def test_strategies() -> None:
 
 
 def test_options_reach_the_planner() -> None:
-    placement = resolve_device_map(sequence(), "auto", {0: 288 * 12}, headroom=288)
+    placement = resolve_device_map(
+        sequence(), "auto", PlacementOptions({0: 288 * 12}, headroom=288)
+    )
     assert placement.bytes_on("disk") > 0

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from anydevice.devices import parse_device
 from anydevice.errors import DoesNotFitError
 from anydevice.placement import get_balanced_memory, infer_auto_device_map
 from anydevice.ties import Ties
@@ -56,7 +55,7 @@ def test_room_is_for_two_where_that_costs_little_else_for_one_else_for_leaves() 
 
     def shape(budget: int) -> tuple[int, bool, int, int]:
         plan = infer_auto_device_map(model, {0: budget, "cpu": 10**6})
-        return plan.ahead, plan.whole, plan.share_of(0).room, plan.bytes_on(0)  # type: ignore[union-attr]
+        return plan.ahead, plan.whole, plan.share_of(0).reserve, plan.bytes_on(0)  # type: ignore[union-attr]
 
     assert shape(1000) == (2, True, 200, 800)
     assert shape(250) == (1, True, 100, 100)
@@ -68,13 +67,13 @@ def test_when_nothing_can_rest_on_the_accelerator_it_still_runs_everything() -> 
     plan = infer_auto_device_map(linears(50, 50, 50), {0: 60, "cpu": 10**6})
     assert plan == {"": "cpu"}
     assert plan.main_device == 0
-    assert plan.room == {str(parse_device(0)): 50}
+    assert plan.reserve == {0: 50}
 
 
 def test_the_host_keeps_room_for_what_comes_from_the_disk() -> None:
     plan = infer_auto_device_map(linears(50, 50, 50, 50), {"cpu": 170})
     assert plan.bytes_on("cpu") == 100
-    assert plan.room == {"cpu": 50}
+    assert plan.reserve == {"cpu": 50}
 
 
 def test_a_tied_head_goes_with_its_embedding() -> None:

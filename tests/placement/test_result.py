@@ -45,9 +45,9 @@ def test_it_is_a_dict_that_survives_json_pickle_and_copies(placement: Placement)
     for same in (pickle.loads(pickle.dumps(placement)), copy.deepcopy(placement)):
         assert type(same) is Placement
         assert same == placement
-        assert (same.table(), same.room, same.blocks) == (
+        assert (same.table(), same.reserve, same.blocks) == (
             placement.table(),
-            placement.room,
+            placement.reserve,
             placement.blocks,
         )
     assert type(dict(placement)) is dict
@@ -65,7 +65,15 @@ def test_keys_keep_their_spelling_and_bytes_are_found_by_any(placement: Placemen
 
 def test_the_table_adds_up(placement: Placement) -> None:
     lines = placement.table().splitlines()
-    assert lines[0].split() == ["DEVICE", "BLOCKS", "WEIGHTS", "ROOM", "FREE", "BUDGET", "HOLDS"]
+    assert lines[0].split() == [
+        "DEVICE",
+        "BLOCKS",
+        "WEIGHTS",
+        "RESERVED",
+        "FREE",
+        "BUDGET",
+        "HOLDS",
+    ]
     assert [line.split()[0] for line in lines[1:]] == ["0", "1", "cpu", "disk"]
     assert sum(int(line.split()[1]) for line in lines[1:]) == 10
     assert "no limit" in lines[-1]
@@ -75,21 +83,21 @@ def test_every_block_is_explained(placement: Placement) -> None:
     text = placement.explain()
     assert text.startswith("Model: ")
     assert "filled in execution order" in text
-    assert "tied to emb, so that the weight is there once" in text
+    assert "tied to emb: the shared weight is stored once" in text
     assert re.search(r"1: layers\.\d ... layers\.\d \(.*\): 0 is full \(.* left\)", text)
     assert "cpu is full" in text
-    assert "0 runs what rests elsewhere" in text
-    assert "kept" in text
+    assert "0 runs offloaded blocks" in text
+    assert "reserved" in text
 
 
 def test_other_reasons() -> None:
     model = nn.Sequential(nn.Linear(64, 64, bias=False), nn.ReLU(), nn.Linear(8, 8, bias=False))
     text = infer_auto_device_map(model, {0: 1000, "cpu": 10**6}).explain()
     assert "larger than any accelerator; runs on cpu" in text
-    assert "holds nothing; goes with its neighbour" in text
-    assert "on the host run 1 blocks too large to visit" in text
+    assert "has no weights; goes with its neighbour" in text
+    assert "1 blocks too large for any accelerator run on the host" in text
     text = infer_auto_device_map(model, {0: 16400, "cpu": 10**6}, prefetch=False).explain()
-    assert "16 KiB does not fit 0 beside the 16 KiB that it keeps for visitors" in text
+    assert "16 KiB does not fit 0 beside the 16 KiB reserved for offloaded blocks" in text
     assert "as the device map says" in resolve_device_map(model, {"": 0}).explain()
 
 

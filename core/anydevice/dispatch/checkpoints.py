@@ -1,27 +1,35 @@
-"""From an empty model and a checkpoint to a model that runs: plan, load, dispatch."""
+"""From an empty model and a checkpoint to a model that runs: open, place, load, hook."""
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from anydevice.checkpoint import Checkpoint
-from anydevice.checkpoint.collector import collector_paused
 from anydevice.devices import DeviceLike
-from anydevice.dispatch.models import dispatch_placed
-from anydevice.dispatch.places import Places
-from anydevice.loading import load_checkpoint_in_model
-from anydevice.placement import Headroom, check_budgets, resolve_device_map
-from anydevice.transfer import read_prefetch_depth
-from anydevice.weights import iter_slots
+from anydevice.dispatch.models import HookOptions, hook_placed
+from anydevice.dispatch.storing import store_weights
+from anydevice.loading.load import LoadRequest, load_placed
+from anydevice.loading.match import dtypes_once_loaded
+from anydevice.loading.options import DEFAULT_BUFFER_BYTES
+from anydevice.placement import (
+    Headroom,
+    PlacementOptions,
+    ResolvedPlacement,
+    check_form,
+    place_model,
+)
+from anydevice.ties import Weight, list_weights
 
 __all__ = ["load_checkpoint_and_dispatch"]
 
 
+@torch.inference_mode(False)
 def load_checkpoint_and_dispatch(
     model: nn.Module,
     checkpoint: str | os.PathLike[str] | Checkpoint,
@@ -46,8 +54,16 @@ def load_checkpoint_and_dispatch(
     headroom: Headroom = None,
     disk: bool | int | str = True,
     prefetch_depth: int = 1,
+    fallback_allocation: bool = False,
+    revision: str | None = None,
+    variant: str | None = None,
+    token: str | bool | None = None,
+    subfolder: str | None = None,
+    preload: bool = False,
+    buffer_bytes: int | str = DEFAULT_BUFFER_BYTES,
+    workers: int | None = None,
 ) -> nn.Module:
-    """Load a checkpoint straight into place, and make the model run over its devices.
+    """Load a checkpoint straight onto the devices of a placement, and make the model run there.
 
     Args:
         model: perhaps built in `init_empty_weights`; changed in place.
@@ -58,9 +74,10 @@ def load_checkpoint_and_dispatch(
             default.
         no_split_module_classes: classes of modules that go to one device as a whole; found by
             default.
-        offload_folder: where weights bound for the disk are written that are in no file as needed.
-        offload_buffers: whether buffers of offloaded modules rest with the parameters.
-        dtype: what floating-point weights are cast to.
+        offload_folder: where weights placed on the disk are written, unless a file has them as
+            needed.
+        offload_buffers: whether buffers of offloaded modules are stored with the parameters.
+        dtype: what floating-point weights are cast to; ``"auto"`` keeps the file's.
         offload_state_dict: accepted for compatibility: weights are loaded in bounded memory in any
             case.
         skip_keys: see `dispatch_model`.
@@ -76,6 +93,14 @@ def load_checkpoint_and_dispatch(
         headroom: memory to leave free for activations and caches: see `infer_auto_device_map`.
         disk: whether weights may be placed on the disk, or how many bytes.
         prefetch_depth: see `dispatch_model`.
+        fallback_allocation: see `infer_auto_device_map`.
+        revision: branch, tag or commit of a Hub repository.
+        variant: such as ``"fp16"``, for files named so.
+        token: for a private Hub repository.
+        subfolder: of the folder or repository, where its weights are.
+        preload: see `load_checkpoint_in_model`.
+        buffer_bytes: see there.
+        workers: see there.
 
     Returns:
         The model, with ``hf_device_map`` and ``anydevice_placement`` set.
@@ -85,62 +110,61 @@ def load_checkpoint_and_dispatch(
         OptionError, BudgetError, DeviceMapError, UnknownDeviceError, DoesNotFitError, ModelError:
             see `dispatch_model`.
     """
-    prefetch_depth = read_prefetch_depth(prefetch_depth)
-    check_budgets(max_memory, headroom, disk)
-    placement = None
-    if device_map is not None:
-        with collector_paused():
-            placement = resolve_device_map(
-                model,
-                device_map,
-                max_memory=max_memory,
-                no_split_module_classes=no_split_module_classes,
-                dtype=dtype,
-                special_dtypes=_in_fp32(model, keep_in_fp32_modules),
-                offload_buffers=offload_buffers,
-                headroom=headroom,
-                disk=disk,
-                prefetch=prefetch_depth > 0,
-            )
-        Places.of(placement, main_device, offload_buffers)  # are all devices here?
-    load_checkpoint_in_model(
-        model,
+    request = LoadRequest(
         checkpoint,
-        device_map=placement,
-        offload_folder=offload_folder,
-        dtype=dtype,
-        offload_state_dict=bool(offload_state_dict),
-        offload_buffers=offload_buffers,
-        keep_in_fp32_modules=keep_in_fp32_modules,
-        strict=strict,
-        full_state_dict=full_state_dict,
+        dtype,
+        keep_in_fp32_modules,
+        how={
+            "offload_folder": offload_folder,
+            "preload": preload,
+            "buffer_bytes": buffer_bytes,
+            "workers": workers,
+            "strict": strict,
+            "allow_missing": allow_missing,
+        },
+        finding={"revision": revision, "variant": variant, "token": token, "subfolder": subfolder},
         broadcast_from_rank0=broadcast_from_rank0,
-        allow_missing=allow_missing,
         progress=progress,
     )
-    if placement is None:
-        return model
-    return dispatch_placed(
-        model,
-        placement,
-        main_device,
-        offload_dir=offload_folder,
+    hooking = functools.partial(
+        HookOptions,
+        skip_keys,
+        preload_module_classes or (),
+        no_split_module_classes,
+        prefetch_depth,
+        force_hooks,
+    )
+    placing = functools.partial(
+        PlacementOptions,
+        max_memory,
+        no_split_module_classes,
         offload_buffers=offload_buffers,
-        force_hooks=force_hooks,
-        skip_keys=skip_keys,
-        preload=preload_module_classes or (),
-        no_split=no_split_module_classes,
-        prefetch_depth=prefetch_depth,
+        fallback_allocation=fallback_allocation,
+        headroom=headroom,
+        disk=disk,
     )
 
+    def check() -> None:
+        hooking(), placing()
+        if device_map is not None:
+            check_form(device_map)
 
-def _in_fp32(model: nn.Module, modules: list[str] | str | None) -> dict[str, torch.dtype]:
-    """The weights that stay in float32, for the plan's sizes."""
-    if not modules:
-        return {}
-    kept = {modules} if isinstance(modules, str) else set(modules)
-    return {
-        name: torch.float32
-        for name, _ in iter_slots(model)
-        if name in kept or not kept.isdisjoint(name.split("."))
-    }
+    if device_map is None:
+        load_placed(model, request, check, lambda _source: list_weights(model))
+        return model
+    resolved: list[ResolvedPlacement] = []
+
+    def place(source: Checkpoint) -> Sequence[Weight]:
+        weights = list_weights(model)
+        options = placing(
+            dtype=request.casting.dtype,
+            special_dtypes=dtypes_once_loaded(weights, source, request.casting),
+            prefetch=hooking().prefetch_depth > 0,
+        )
+        resolved[:] = [place_model(model, device_map, options, main_device, weights)]
+        return weights
+
+    load_placed(model, request, check, place)
+    # What the checkpoint does not hold, such as some buffers, is still to be moved.
+    store_weights(resolved[0].weights, offload_dir=offload_folder)
+    return hook_placed(model, resolved[0], hooking())

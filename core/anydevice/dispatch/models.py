@@ -1,38 +1,40 @@
-"""`dispatch_model`: weights to their places, hooks where they are needed."""
+"""`dispatch_model`: weights to their devices, hooks where they are needed."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 from anydevice.devices import Device, DeviceLike
-from anydevice.dispatch.places import Places, put_in_place
+from anydevice.dispatch.optimizers import check_optimizers, move_optimizer_state
+from anydevice.dispatch.storing import store_weights
 from anydevice.hooks import AlignDevicesHook
 from anydevice.hooks.base import remove_hooks_of_kind
 from anydevice.hooks.cpu_offload import CpuOffload
 from anydevice.hooks.grouping import ExecutionPlan, attach_groups
 from anydevice.hooks.state import align_hook_of
 from anydevice.placement import (
-    DeviceMap,
-    Placement,
-    check_budgets,
+    Headroom,
+    PlacementOptions,
+    ResolvedPlacement,
     find_blocks,
-    resolve_device_map,
+    place_model,
 )
-from anydevice.ties import gather_weights
 from anydevice.transfer import Engine, read_prefetch_depth
-from anydevice.weights import iter_slots
+from anydevice.weights import iter_modules
 
-__all__ = ["dispatch_model", "dispatch_offloaded", "dispatch_placed", "hook_model"]
+__all__ = ["HookOptions", "dispatch_model", "dispatch_offloaded", "hook_placed"]
 
 #: The attribute of a dispatched model that holds its transfer engine.
 ENGINE = "_anydevice_engine"
 
 
+@torch.inference_mode(False)  # weights that are made here are to be trained, perhaps
 def dispatch_model(
     model: nn.Module,
     device_map: str | DeviceLike | Mapping[str, DeviceLike],
@@ -48,13 +50,17 @@ def dispatch_model(
     max_memory: Mapping[Any, int | str] | None = None,
     no_split_module_classes: Collection[str] | None = None,
     prefetch_depth: int = 1,
+    headroom: Headroom = None,
+    disk: bool | int | str = True,
+    fallback_allocation: bool = False,
+    optimizers: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] = (),
 ) -> nn.Module:
     """Spread a model over devices, the host and the disk, and make it run there.
 
     Everything that can be checked is checked before a weight moves. Parameters stay the same
-    objects: ties, attributes and optimizers that hold them live on. Offloaded weights rest in the
-    module as host tensors, in RAM or mapped from a file, so reading, saving, loading and copying
-    the model work as ever. `undispatch` undoes it.
+    objects: ties, attributes and optimizers that hold them stay valid. Offloaded weights are host
+    tensors in their modules, in RAM or mapped from a file, so reading, saving, loading and copying
+    the model work as usual. `undispatch` undoes it.
 
     Args:
         model: changed in place.
@@ -62,24 +68,29 @@ def dispatch_model(
             or ``"auto"``, ``"balanced"``, ``"balanced_low_0"``, ``"sequential"``; or one device.
         main_device: where offloaded modules run, and the model's own code; by default the first
             accelerator of the map, else the host.
-        state_dict: values for weights that rest on the host; by default they keep theirs.
+        state_dict: values for weights that are stored on the host; by default they keep theirs.
         offload_dir: where weights bound for the disk are written, unless they are views of a file
             already; or where they have been offloaded to.
         offload_index: weight names to where each is in ``offload_dir``; by default the index there.
-        offload_buffers: whether buffers of offloaded modules rest with the parameters; by default
-            they stay where the module runs.
+        offload_buffers: whether buffers of offloaded modules are stored with the parameters; by
+            default they stay where the module runs.
         skip_keys: keys of mappings, or names of keyword arguments, that are not moved between
             devices. By default what a transformers model declares.
-        preload_module_classes: classes whose modules are brought as a whole before their forward,
-            for modules that use weights of their parts without calling these. Seldom needed here.
+        preload_module_classes: classes whose modules are loaded as a whole before their forward,
+            for modules that use weights of their parts without calling these. Seldom needed.
         force_hooks: attach hooks though all is on one device.
         max_memory: budgets, where ``device_map`` is a word such as ``"auto"``.
-        no_split_module_classes: classes of blocks that go to a device, and travel, as a whole;
+        no_split_module_classes: classes of blocks that are placed, and loaded, as a whole;
             found by default.
-        prefetch_depth: how many units travel ahead of the one that computes.
+        prefetch_depth: how many blocks are loaded ahead of the one that computes.
+        headroom: memory to leave free, where ``device_map`` is a word: see `infer_auto_device_map`.
+        disk: whether weights may be placed on the disk, or how many bytes.
+        fallback_allocation: see `infer_auto_device_map`.
+        optimizers: optimizers of the model that have state already: it is moved with the
+            parameters. An optimizer that is made afterwards needs nothing.
 
     Returns:
-        The model, with ``hf_device_map`` set.
+        The model, with ``hf_device_map`` and ``anydevice_placement`` set.
 
     Raises:
         OptionError: ``prefetch_depth`` is not a whole number from 0 up.
@@ -87,104 +98,83 @@ def dispatch_model(
         DeviceMapError: the map does not cover the model.
         UnknownDeviceError: a device cannot be read or is not here.
         ModelError: a weight is on meta with no value given, or must be written and no
-            ``offload_dir`` is given.
+            ``offload_dir`` is given; or an optimizer is not the model's.
         DoesNotFitError: a device lacks memory.
         OffloadStoreError: the offload folder cannot be used.
+
+    Example::
+
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        dispatch_model(model, {"0": "cpu", "1": "disk"}, offload_dir="offload")
     """
-    prefetch_depth = read_prefetch_depth(prefetch_depth)
-    check_budgets(max_memory)
-    placement = resolve_device_map(
-        model,
-        device_map,
-        max_memory=max_memory,
-        no_split_module_classes=no_split_module_classes,
-        offload_buffers=offload_buffers,
+    hooking = HookOptions(
+        skip_keys,
+        preload_module_classes or (),
+        no_split_module_classes,
+        prefetch_depth,
+        force_hooks,
     )
-    return dispatch_placed(
-        model,
-        placement,
-        main_device,
-        state_dict,
-        offload_dir,
-        offload_index,
+    placing = PlacementOptions(
+        max_memory,
+        no_split_module_classes,
         offload_buffers=offload_buffers,
-        force_hooks=force_hooks,
-        skip_keys=skip_keys,
-        preload=preload_module_classes or (),
-        no_split=no_split_module_classes,
-        prefetch_depth=prefetch_depth,
+        fallback_allocation=fallback_allocation,
+        headroom=headroom,
+        disk=disk,
+        prefetch=hooking.prefetch_depth > 0,
     )
+    checked = check_optimizers(model, optimizers)
+    resolved = place_model(model, device_map, placing, main_device)
+    store_weights(resolved.weights, state_dict, offload_dir, offload_index)
+    move_optimizer_state(checked)
+    return hook_placed(model, resolved, hooking)
 
 
-def dispatch_placed(
-    model: nn.Module,
-    placement: Placement,
-    main_device: DeviceLike | None = None,
-    state_dict: Mapping[str, torch.Tensor] | None = None,
-    offload_dir: str | os.PathLike[str] | None = None,
-    offload_index: Mapping[str, Any] | None = None,
-    *,
-    offload_buffers: bool = False,
-    force_hooks: bool = False,
-    **hooking: Any,
-) -> nn.Module:
-    """`dispatch_model`, for a map that was resolved for this very model.
+@dataclasses.dataclass(frozen=True)
+class HookOptions:
+    """How the modules of a placed model are hooked; see `dispatch_model` for each.
 
-    Args:
-        model: see `dispatch_model`, as the others.
-        placement: from `resolve_device_map`.
-        main_device: see there.
-        state_dict: see there.
-        offload_dir: see there.
-        offload_index: see there.
-        offload_buffers: see there.
-        force_hooks: see there.
-        **hooking: see `hook_model`.
+    Raises:
+        OptionError: ``prefetch_depth`` is not a whole number from 0 up.
     """
-    places = Places.of(placement, main_device, offload_buffers)
-    if state_dict is not None or offload_index is not None or not places.are_kept(model):
-        weights = gather_weights(iter_slots(model), places.rest)
-        put_in_place(weights, state_dict, offload_dir, offload_index)
+
+    skip_keys: str | list[str] | None = None
+    preload: Collection[str] = ()
+    no_split: Collection[str] | str | None = None
+    prefetch_depth: int = 1
+    force_hooks: bool = False
+
+    def __post_init__(self) -> None:
+        read_prefetch_depth(self.prefetch_depth)
+
+
+def hook_placed(model: nn.Module, resolved: ResolvedPlacement, options: HookOptions) -> nn.Module:
+    """Hook a model whose weights are where its placement stores them, in place of older hooks."""
     _remove_old_hooks(model)
-    if force_hooks or not places.is_single:
-        hook_model(model, places, **hooking)
+    if options.force_hooks or not resolved.is_single:
+        _hook_model(model, resolved, options)
+    placement = resolved.placement
     setattr(model, "hf_device_map", dict(placement))  # noqa: B010 - not an attribute of nn.Module
     setattr(model, "anydevice_placement", placement)  # noqa: B010
     return model
 
 
-def hook_model(
-    model: nn.Module,
-    places: Places,
-    *,
-    skip_keys: str | list[str] | None = None,
-    preload: Collection[str] = (),
-    no_split: Collection[str] | None = None,
-    prefetch_depth: int = 1,
-) -> None:
-    """Hook a model whose weights are in their places.
-
-    Args:
-        model: changed in place.
-        places: where its modules run.
-        skip_keys: see `dispatch_model`.
-        preload: class names; see there.
-        no_split: class names; see there.
-        prefetch_depth: see there.
-    """
+def _hook_model(model: nn.Module, resolved: ResolvedPlacement, options: HookOptions) -> None:
+    skip_keys = options.skip_keys
     if skip_keys is None:
         skip_keys = getattr(model, "_skip_keys_device_placement", None)
-    room = places.room()
-    engine = Engine(prefetch_depth=prefetch_depth, reserve=room or None)
+    reserves = resolved.reserves()
+    engine = Engine(prefetch_depth=options.prefetch_depth, reserve=reserves or None)
+    ahead = max(1, resolved.placement.ahead)
     plan = ExecutionPlan(
-        execution=places.execution,
-        main=places.main,
-        blocks=find_blocks(model, no_split),
-        preload=preload,
-        stored=places.rest,
-        limits={device: size // max(1, places.placement.ahead) for device, size in room.items()},
+        execution=resolved.execution,
+        main=resolved.main,
+        blocks=find_blocks(model, options.no_split),
+        preload=options.preload,
+        stored=resolved.stored,
+        limits={device: size // ahead for device, size in reserves.items()},
         skip_keys=skip_keys,
-        resident_buffers=_resident_buffers(model, places),
+        resident_buffers=_resident_buffers(resolved),
     )
     attach_groups(model, plan, engine)
     model.__dict__[ENGINE] = engine
@@ -192,28 +182,29 @@ def hook_model(
 
 def _remove_old_hooks(model: nn.Module) -> None:
     """Remove the hooks of an earlier dispatch; the user's own stay, and all weights too."""
-    for module in model.modules():
+    for _, module in iter_modules(model):
         hook = align_hook_of(module)
         if hook is not None:
-            hook.resident_buffers = frozenset()  # where they rest has just been decided anew
+            hook.resident_buffers = frozenset()  # just decided anew
     remove_hooks_of_kind(model, AlignDevicesHook, CpuOffload)
 
 
-def _resident_buffers(model: nn.Module, places: Places) -> list[str]:
+def _resident_buffers(resolved: ResolvedPlacement) -> list[str]:
     """Buffers whose entry of the map is not an accelerator, but whose module runs on one."""
-    if places.offload_buffers:
+    if resolved.offload_buffers:
         return []
-    entries = DeviceMap(places.placement)
     return [
         name
-        for name, slot in iter_slots(model)
-        if slot.is_buffer and not entries.lookup(name).is_accelerator
+        for weight in resolved.weights
+        for name, slot in zip(weight.names, weight.slots, strict=True)
+        if slot.is_buffer and not resolved.devices.lookup(name).is_accelerator
     ]
 
 
+@torch.inference_mode(False)
 def dispatch_offloaded(
     model: nn.Module,
-    rest: Device,
+    device: Device,
     execution: Device,
     *,
     state_dict: Mapping[str, torch.Tensor] | None = None,
@@ -221,16 +212,16 @@ def dispatch_offloaded(
     offload_buffers: bool = False,
     preload: Collection[str] | None = None,
 ) -> nn.Module:
-    """Let all parameters of a model rest on the host or the disk, and run it on one device.
+    """Store all parameters of a model on the host or the disk, and run it on one device.
 
     Hooks are attached even where nothing has to move, since `has_offloaded_params` must tell.
     """
-    places = Places.of(resolve_device_map(model, {"": rest}), execution, offload_buffers)
-    weights = gather_weights(iter_slots(model), places.rest)
-    put_in_place(weights, state_dict, offload_dir)
+    placing = PlacementOptions(offload_buffers=offload_buffers)
+    resolved = place_model(model, {"": device}, placing, execution)
+    store_weights(resolved.weights, state_dict, offload_dir)
     _remove_old_hooks(model)
-    hook_model(model, places, preload=preload or ())
-    for module in model.modules():
+    _hook_model(model, resolved, HookOptions(preload=preload or ()))
+    for _, module in iter_modules(model):
         hook = align_hook_of(module)
         if hook is not None:
             hook.offload = True

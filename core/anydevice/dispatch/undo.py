@@ -9,7 +9,7 @@ from anydevice import registry
 from anydevice.checkpoint.mapped import backing_of
 from anydevice.devices import CPU, DeviceLike, resolve_device
 from anydevice.dispatch.models import ENGINE
-from anydevice.dispatch.places import check_room
+from anydevice.dispatch.storing import check_memory
 from anydevice.errors import DeviceMapError, DoesNotFitError
 from anydevice.hooks import remove_hook_from_submodules
 from anydevice.sizes import tensor_bytes
@@ -24,6 +24,7 @@ __all__ = ["get_state_dict_offloaded_model", "undispatch"]
 _MARKS = ("hf_device_map", "anydevice_placement")
 
 
+@torch.inference_mode(False)
 def undispatch(model: nn.Module, device: DeviceLike = "cpu") -> nn.Module:
     """Bring a dispatched model to one device, as an ordinary model without hooks.
 
@@ -46,7 +47,7 @@ def undispatch(model: nn.Module, device: DeviceLike = "cpu") -> nn.Module:
     if not (place.is_accelerator or place == CPU):
         raise DeviceMapError(f"a model cannot run on {place}: name the host or an accelerator")
     weights = gather_weights(iter_slots(model), lambda _name, _slot: place)
-    check_room(weights)
+    check_memory(weights)
     coming = [w for w in weights if place == CPU and _comes_to_memory(w)]
     needed = sum(tensor_bytes(w.tensor) for w in coming)
     free = registry.get_backend(CPU.type).memory_info(0).free

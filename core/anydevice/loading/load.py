@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,16 +13,19 @@ from torch import nn
 
 from anydevice.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from anydevice.checkpoint.collector import collector_paused
+from anydevice.devices import CPU, DISK, Device
 from anydevice.interrupts import uninterrupted
 from anydevice.loading.applying import Loading, LoadReport
 from anydevice.loading.casting import Casting
 from anydevice.loading.match import Plan, dtypes_once_loaded, make_plan
 from anydevice.loading.options import DEFAULT_BUFFER_BYTES, LoadOptions, read_options
 from anydevice.loading.progress import Progress
-from anydevice.placement import STRATEGIES, resolve_device_map
+from anydevice.placement import Headroom, PlacementOptions, check_form, place_model
 from anydevice.text import require_text
+from anydevice.ties import Weight, list_weights, place_weights
+from anydevice.weights import Slot
 
-__all__ = ["load_checkpoint_in_model"]
+__all__ = ["LoadRequest", "load_checkpoint_in_model", "load_placed"]
 
 
 def load_checkpoint_in_model(
@@ -46,6 +51,11 @@ def load_checkpoint_in_model(
     progress: bool = False,
     buffer_bytes: int | str = DEFAULT_BUFFER_BYTES,
     workers: int | None = None,
+    max_memory: Mapping[Any, int | str] | None = None,
+    no_split_module_classes: Collection[str] | str | None = None,
+    headroom: Headroom = None,
+    disk: bool | int | str = True,
+    fallback_allocation: bool = False,
 ) -> LoadReport:
     """Load a checkpoint into a model, each weight straight to its device and dtype.
 
@@ -84,6 +94,11 @@ def load_checkpoint_in_model(
         buffer_bytes: host memory, beyond the weights themselves, for what is cast or moved; bytes,
             or a string such as ``"64MiB"``.
         workers: threads that read; by default a few more than there are processors.
+        max_memory: budgets, where ``device_map`` is a word; see `infer_auto_device_map`.
+        no_split_module_classes: see there, as the next three.
+        headroom: see there.
+        disk: see there.
+        fallback_allocation: see there.
 
     Raises:
         OptionError: one of the arguments that say how to load cannot be used.
@@ -100,48 +115,145 @@ def load_checkpoint_in_model(
         MissingRankError: with ``broadcast_from_rank0``, a rank does not call this function within
             the timeout of the process group, or has ended.
     """
-    casting = Casting()
+    request = LoadRequest(
+        checkpoint,
+        dtype,
+        keep_in_fp32_modules,
+        offload_8bit_bnb,
+        {
+            "offload_folder": offload_folder,
+            "preload": preload,
+            "buffer_bytes": buffer_bytes,
+            "workers": workers,
+            "strict": strict,
+            "allow_missing": allow_missing,
+        },
+        {"revision": revision, "variant": variant, "token": token, "subfolder": subfolder},
+        broadcast_from_rank0,
+        progress,
+    )
+    placing = functools.partial(
+        PlacementOptions,
+        max_memory,
+        no_split_module_classes,
+        offload_buffers=offload_buffers,
+        headroom=headroom,
+        disk=disk,
+        fallback_allocation=fallback_allocation,
+    )
 
-    def check_arguments() -> LoadOptions:
-        nonlocal casting
-        casting = Casting(dtype, keep_in_fp32_modules, any_kind=offload_8bit_bnb)
-        require_text(revision=revision, variant=variant, subfolder=subfolder)
-        return read_options(offload_folder, preload, buffer_bytes, workers, strict, allow_missing)
+    def check() -> None:
+        placing()
+        if device_map is not None:
+            check_form(device_map)
 
-    def find() -> Checkpoint:
-        if isinstance(checkpoint, Checkpoint):
-            return checkpoint.reopened()
-        return open_checkpoint(
-            checkpoint, revision=revision, variant=variant, token=token, subfolder=subfolder
+    def place(source: Checkpoint) -> Sequence[Weight]:
+        weights = list_weights(model)
+        if device_map is None:
+            return weights
+        options = placing(
+            dtype=request.casting.dtype,
+            special_dtypes=dtypes_once_loaded(weights, source, request.casting),
         )
+        resolved = place_model(model, device_map, options, weights=weights)
+
+        def stored(name: str, slot: Slot) -> Device:
+            device = resolved.devices.lookup(name)
+            in_memory = slot.is_buffer and not resolved.offload_buffers and device == DISK
+            return CPU if in_memory else device
+
+        place_weights(weights, stored)  # which device runs what, only dispatching decides
+        return weights
+
+    return load_placed(model, request, check, place)
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadRequest:
+    """What to load and how. It is checked when it is used, on all ranks together.
+
+    Attributes:
+        checkpoint: see `load_checkpoint_in_model`, as the others.
+        dtype: see there.
+        keep_in_fp32_modules: see there.
+        any_kind: ``offload_8bit_bnb`` there.
+        how: the arguments of `read_options`.
+        finding: ``revision``, ``variant``, ``token`` and ``subfolder``.
+        broadcast_from_rank0: see there.
+        progress: see there.
+    """
+
+    checkpoint: str | os.PathLike[str] | Checkpoint
+    dtype: str | torch.dtype | None = None
+    keep_in_fp32_modules: Collection[str] | str | None = None
+    any_kind: bool = False
+    how: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    finding: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    broadcast_from_rank0: bool = False
+    progress: bool = False
+
+    @functools.cached_property
+    def casting(self) -> Casting:
+        """The dtypes."""
+        return Casting(self.dtype, self.keep_in_fp32_modules, any_kind=self.any_kind)
+
+    def check(self) -> LoadOptions:
+        """Check all arguments; return those that say how to load."""
+        _ = self.casting
+        require_text(**{name: v for name, v in self.finding.items() if name != "token"})
+        return read_options(**self.how)
+
+    def find(self) -> Checkpoint:
+        """Open the checkpoint."""
+        if isinstance(self.checkpoint, Checkpoint):
+            return self.checkpoint.reopened()
+        return open_checkpoint(self.checkpoint, **self.finding)
+
+
+@torch.inference_mode(False)  # what is made here is to be trained, perhaps
+def load_placed(
+    model: nn.Module,
+    request: LoadRequest,
+    check: Callable[[], None],
+    place: Callable[[Checkpoint], Sequence[Weight]],
+) -> LoadReport:
+    """Open a checkpoint, place the model's weights, and load them there.
+
+    Args:
+        model: changed in place.
+        request: what and how.
+        check: checks what else the caller was given, before the checkpoint is looked for.
+        place: gives the model's weights with their devices, once the checkpoint is open.
+
+    Raises:
+        CheckpointError, ModelError, DoesNotFitError, OffloadStoreError: see
+            `load_checkpoint_in_model`.
+    """
+
+    def check_all() -> LoadOptions:
+        check()
+        return request.check()
 
     def plan_for(source: Checkpoint) -> Plan:
-        places = device_map
-        if isinstance(device_map, str) and device_map in STRATEGIES:
-            places = resolve_device_map(
-                model,
-                device_map,
-                dtype=casting.dtype,
-                special_dtypes=dtypes_once_loaded(model, source, casting),
-                offload_buffers=offload_buffers,
-            )
-        return make_plan(model, source, places, casting, offload_buffers=offload_buffers)
+        return make_plan(model, source, place(source), request.casting)
 
-    with Progress(progress) as bar:
-        if broadcast_from_rank0:
+    with Progress(request.progress) as bar:
+        if request.broadcast_from_rank0:
             from anydevice.loading.distributed import load_from_rank0
             from anydevice.loading.ranks import Ranks
             from anydevice.processes.meeting import calling_line
 
             ranks = Ranks(calling_line())
             return uninterrupted(
-                lambda: load_from_rank0(model, ranks, check_arguments, find, plan_for, bar)
+                lambda: load_from_rank0(model, ranks, check_all, request.find, plan_for, bar)
             )
-        options = check_arguments()
-        source = find()
+        options = check_all()
+        source = request.find()
+        with collector_paused():
+            plan = plan_for(source)
 
         def load() -> LoadReport:
             with collector_paused():
-                return Loading(model, source, plan_for(source), options, bar).run()
+                return Loading(model, source, plan, options, bar).run()
 
         return uninterrupted(load)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
 
 import torch
 from torch import nn
@@ -12,14 +12,13 @@ from torch import nn
 from anydevice import registry
 from anydevice.checkpoint.checkpoint import Checkpoint
 from anydevice.checkpoint.info import TensorInfo
-from anydevice.devices import CPU, DISK, META, Device, parse_device, resolve_device
-from anydevice.errors import DeviceMapError, ModelError
+from anydevice.devices import DISK, Device
+from anydevice.errors import ModelError
 from anydevice.loading.casting import Casting, short
 from anydevice.loading.layouts import fault_of_form
 from anydevice.loading.shards import Part, info_of_part, is_sharded, mesh_device, own_part
-from anydevice.placement import DeviceMap
 from anydevice.tensors import PLAIN_TYPES
-from anydevice.ties import tie_groups
+from anydevice.ties import Weight
 from anydevice.weights import Slot
 
 __all__ = ["ExtraState", "Plan", "Target", "dtypes_once_loaded", "make_plan"]
@@ -107,31 +106,25 @@ class Plan:
 def make_plan(
     model: nn.Module,
     checkpoint: Checkpoint,
-    device_map: Mapping[str, Any] | str | int | torch.device | None = None,
+    weights: Sequence[Weight],
     casting: Casting | None = None,
-    *,
-    offload_buffers: bool = True,
 ) -> Plan:
     """Match a checkpoint with a model. Nothing is changed, and no tensor is read.
 
     Args:
         model: on any device, meta too.
         checkpoint: an open one.
-        device_map: module names to devices; one device for all; None leaves each weight where it is
-            (and puts those on meta on the host).
+        weights: the model's, each with the device that it is to be stored on.
         casting: the dtypes.
-        offload_buffers: whether buffers of modules on the disk are kept there too.
 
     Raises:
-        DeviceMapError, UnknownDeviceError: a device is not here, or a weight has none.
         ModelError: a device does not support the dtype that a weight gets.
     """
     casting = casting or Casting()
-    places = _Places(device_map, offload_buffers)
     plan = Plan()
     used: set[str] = set()
-    for group in tie_groups(model):
-        _plan_group(plan, checkpoint, group, casting, places, used)
+    for weight in weights:
+        _plan_weight(plan, checkpoint, weight, casting, used)
     _plan_extra_states(plan, model, checkpoint, used)
     _attach_scales(plan, checkpoint, used)
     _require_no_scales(plan, checkpoint, used)
@@ -140,35 +133,32 @@ def make_plan(
 
 
 def dtypes_once_loaded(
-    model: nn.Module, checkpoint: Checkpoint, casting: Casting
+    weights: Iterable[Weight], checkpoint: Checkpoint, casting: Casting
 ) -> dict[str, torch.dtype]:
     """The dtype of each weight that will have another than it has now, by all of its names."""
     dtypes: dict[str, torch.dtype] = {}
-    for group in tie_groups(model):
-        first, slot = group[0]
-        old = slot.table[slot.name]
-        info = next((checkpoint[name] for name, _ in group if name in checkpoint), None)
-        dtype = None if info is None else casting.result(first, info, old)
+    for weight in weights:
+        old = weight.tensor
+        info = next((checkpoint[name] for name in weight.names if name in checkpoint), None)
+        dtype = None if info is None else casting.result(weight.names[0], info, old)
         if dtype is not None and dtype is not old.dtype:
-            dtypes.update((name, dtype) for name, _ in group)
+            dtypes.update((name, dtype) for name in weight.names)
     return dtypes
 
 
-def _plan_group(
-    plan: Plan,
-    checkpoint: Checkpoint,
-    group: list[tuple[str, Slot]],
-    casting: Casting,
-    places: _Places,
-    used: set[str],
+def _plan_weight(
+    plan: Plan, checkpoint: Checkpoint, weight: Weight, casting: Casting, used: set[str]
 ) -> None:
-    first, slot = group[0]
-    old = slot.table[slot.name]
-    expected = [n for n, s in group if not s.is_buffer or s.persistent]
+    first, slot, old = weight.names[0], weight.slots[0], weight.tensor
+    expected = [
+        name
+        for name, slot in zip(weight.names, weight.slots, strict=True)
+        if not slot.is_buffer or slot.persistent
+    ]
     present = [name for name in expected if name in checkpoint]
     if not expected and old.is_meta:
         # Not part of a state dict; but where the model cannot know it, an old file may.
-        present = [name for name, _ in group if name in checkpoint]
+        present = [name for name in weight.names if name in checkpoint]
     used.update(present)
     if not present:
         if expected:
@@ -195,7 +185,7 @@ def _plan_group(
     if len(present) > 1:
         plan.doubles[name] = present[1:]
     sharded = is_sharded(old)
-    device = mesh_device(old) if sharded else places.of(first, slot, old)
+    device = mesh_device(old) if sharded else weight.device
     if info.form is not None and device == DISK:
         plan.mismatched.append(f"{name} is {info.form}, which cannot be kept on disk")
         return
@@ -206,8 +196,7 @@ def _plan_group(
         part = own_part(first, old)
         info = info_of_part(info, part)
         shape = torch.Size(info.shape)
-    slots = [slot for _, slot in group]
-    plan.targets.append(Target(name, info, slots, device, dtype, shape, part))
+    plan.targets.append(Target(name, info, weight.slots, device, dtype, shape, part))
 
 
 def _fault_of_form(name: str, info: TensorInfo, old: torch.Tensor) -> str | None:
@@ -274,33 +263,6 @@ def _require_no_scales(plan: Plan, checkpoint: Checkpoint, used: set[str]) -> No
                 f"without its scale {scale}, for which the model has no place: load it with the "
                 "library that quantized it, or keep the file's dtype with dtype='auto'"
             )
-
-
-# ---------------------------------------------------------------------- places
-
-
-class _Places:
-    """Where each weight is kept."""
-
-    def __init__(self, device_map: Any, offload_buffers: bool) -> None:
-        self._map: DeviceMap | None = None
-        self._offload_buffers = offload_buffers
-        if device_map is None:
-            return
-        mapping = device_map if isinstance(device_map, Mapping) else {"": device_map}
-        self._map = DeviceMap(mapping)
-        for name, device in self._map.entries().items():
-            if device == META:
-                raise DeviceMapError(f"device_map[{name!r}] is meta, which can hold no weight")
-            resolve_device(device)
-
-    def of(self, name: str, slot: Slot, old: torch.Tensor) -> Device:
-        if self._map is None:
-            return CPU if old.is_meta else parse_device(old.device)
-        device = self._map.lookup(name)
-        if device.type == "disk" and slot.is_buffer and not self._offload_buffers:
-            return CPU
-        return device
 
 
 def _require_support(name: str, device: Device, dtype: torch.dtype) -> None:

@@ -11,7 +11,13 @@ from anydevice.placement.device_map import DeviceMap, check_device_map
 from anydevice.placement.options import PlacementOptions
 from anydevice.placement.placed import Placed, Share
 from anydevice.placement.placement import Placement
-from anydevice.placement.resolve import STRATEGIES, infer_auto_device_map, resolve_device_map
+from anydevice.placement.resolve import (
+    STRATEGIES,
+    check_form,
+    infer_auto_device_map,
+    resolve_device_map,
+)
+from anydevice.placement.resolved import ResolvedPlacement, place_model
 from anydevice.placement.splitting import find_blocks
 
 __all__ = [
@@ -21,13 +27,16 @@ __all__ = [
     "Placed",
     "Placement",
     "PlacementOptions",
+    "ResolvedPlacement",
     "Share",
     "check_budgets",
     "check_device_map",
     "clean_device_map",
+    "check_form",
     "find_blocks",
     "get_balanced_memory",
     "get_max_memory",
     "infer_auto_device_map",
+    "place_model",
     "resolve_device_map",
 ]

@@ -92,16 +92,7 @@ def recount(
         dict(placement),
         model=type(model).__name__,
         blocks=[
-            Placed(
-                p.name,
-                p.kind,
-                p.size,
-                p.device,
-                tied[p.name],
-                onload[p.name],
-                p.parameters,
-                p.buffers,
-            )
+            dataclasses.replace(p, tied_to=planned[p.name].tied_to, onload=planned[p.name].onload)
             for p in counted
         ],
         shares=shares,

@@ -147,17 +147,17 @@ class _Walk:
             path, owner = stack.pop()
             dot = f"{path}." if path and names else ""
             own: set[int] = set()
-            for n, tensor in owner._parameters.items():
-                if tensor is not None:
-                    index = self._tensor(dot, n, tensor)
+            for n, parameter in owner._parameters.items():
+                if parameter is not None:
+                    index = self._tensor(dot, n, parameter)
                     own.add(index)
                     parameters[index] = None
             size = sum([sizes[t] for t in own])
             leaf, leaf_buffers = max(leaf, size), max(leaf_buffers, size)
             if owner._buffers:
-                for n, tensor in owner._buffers.items():
-                    if tensor is not None:
-                        index = self._tensor(dot, n, tensor)
+                for n, buffer in owner._buffers.items():
+                    if buffer is not None:
+                        index = self._tensor(dot, n, buffer)
                         own.add(index)
                         buffers[index] = None
                 leaf_buffers = max(leaf_buffers, sum([sizes[t] for t in own]))

@@ -53,9 +53,7 @@ def draw(facts: Facts) -> str:
     has_reserve = any(share.reserve for share in facts.shares.values())
     legend = _TOP + len(rows) * _PITCH + 8
     parts += _legend(colours, facts, legend)
-    entries = min(len(colours), len(_HUES)) + bool(
-        any(share.reserve for share in facts.shares.values())
-    )
+    entries = min(len(colours), len(_HUES)) + has_reserve
     height = legend + _LEGEND * -(-entries // 4) + 8
     total = format_bytes(sum(p.size for p in facts.blocks if p.tied_to is None))
     title = escape(f"{facts.model}: {total} over {len(rows)} device{'s' * (len(rows) != 1)}")

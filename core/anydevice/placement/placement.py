@@ -130,10 +130,15 @@ class Placement(dict[str, Any]):
         """The map with its devices read, for looking up names."""
         if self._devices is None:
             object.__setattr__(self, "_devices", DeviceMap(self))
-        devices: DeviceMap = self._devices
-        return devices
+        assert self._devices is not None
+        return self._devices
 
     _devices: DeviceMap | None
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Bytes of each distinct tensor of the model, in its order."""
+        return self._facts.sizes
 
     @property
     def reserve(self) -> dict[int | str, int]:
@@ -210,7 +215,7 @@ class Placement(dict[str, Any]):
                 )
             moved.update(dict.fromkeys(inside, device))
         blocks = tuple(
-            dataclasses.replace(p, device=str(moved[p.name]), tied_to=None)
+            dataclasses.replace(p, device=str(moved[p.name]), tied_to=None, is_given=True)
             if p.name in moved
             else p
             for p in facts.blocks
@@ -252,9 +257,9 @@ class Placement(dict[str, Any]):
             "plain device map to edit"
         )
 
-    __setitem__ = __delitem__ = __ior__ = _refuse  # type: ignore[assignment]
+    __setitem__ = __delitem__ = __ior__ = _refuse
     __setattr__ = __delattr__ = _refuse
-    clear = pop = popitem = setdefault = update = _refuse  # type: ignore[assignment]
+    clear = pop = popitem = setdefault = update = _refuse
 
     def __copy__(self) -> Placement:
         return self

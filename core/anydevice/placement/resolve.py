@@ -18,7 +18,7 @@ from anydevice.placement.balance import balance
 from anydevice.placement.blocks import Inventory, take_inventory
 from anydevice.placement.budgets import Budget, Headroom, read_budgets
 from anydevice.placement.counting import bytes_by_device
-from anydevice.placement.device_map import grouped
+from anydevice.placement.device_map import DeviceMap, grouped
 from anydevice.placement.options import PlacementOptions
 from anydevice.placement.placed import Placed, Share
 from anydevice.placement.placement import Placement
@@ -28,7 +28,7 @@ from anydevice.sizes import DtypeLike
 from anydevice.text import format_bytes
 from anydevice.ties import Weight, list_weights
 
-__all__ = ["STRATEGIES", "infer_auto_device_map", "resolve_device_map"]
+__all__ = ["STRATEGIES", "check_form", "infer_auto_device_map", "resolve_device_map"]
 
 #: The words that a device map may be.
 STRATEGIES: Final = ("auto", "balanced", "balanced_low_0", "sequential")
@@ -129,6 +129,23 @@ def resolve_device_map(
     if isinstance(device_map, str) and device_map in STRATEGIES:
         return _planned(model, device_map, options, clean=True)
     if not isinstance(device_map, Mapping):
+        check_form(device_map)
+        device_map = {"": device_map}
+    weights = list_weights(model) if weights is None else weights
+    if isinstance(device_map, Placement):
+        return recount(model, device_map, weights, options)
+    return account(model, device_map, weights, options)
+
+
+def check_form(device_map: str | DeviceLike | Mapping[str, DeviceLike]) -> None:
+    """Make sure that a device map can be read, before a model or checkpoint is looked at.
+
+    Raises:
+        DeviceMapError, UnknownDeviceError: it cannot.
+    """
+    if isinstance(device_map, Mapping):
+        DeviceMap(device_map)
+    elif not (isinstance(device_map, str) and device_map in STRATEGIES):
         try:
             parse_device(device_map)
         except UnknownDeviceError as error:
@@ -136,11 +153,6 @@ def resolve_device_map(
                 f"device_map={device_map!r} is neither a device nor one of "
                 f"{', '.join(map(repr, STRATEGIES))}. {error}"
             ) from None
-        device_map = {"": device_map}
-    weights = list_weights(model) if weights is None else weights
-    if isinstance(device_map, Placement):
-        return recount(model, device_map, weights, options)
-    return account(model, device_map, weights, options)
 
 
 # ---------------------------------------------------------------------- from a plan

@@ -1,4 +1,4 @@
-"""Where each module of a model runs and where each weight rests; and bringing weights there."""
+"""Moving weights to the devices that they are to be stored on."""
 
 from __future__ import annotations
 
@@ -9,123 +9,31 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
 
 from anydevice import registry
 from anydevice.checkpoint.mapped import is_unwritten
-from anydevice.devices import CPU, DISK, Device, DeviceLike, resolve_device
+from anydevice.devices import DISK, Device
 from anydevice.errors import DoesNotFitError, ModelError
 from anydevice.offload_store.accelerate_format import OffloadedWeightsLoader
 from anydevice.offload_store.store import require_folder, write_store
-from anydevice.placement import DeviceMap, Placement
-from anydevice.sizes import tensor_bytes
+from anydevice.sizes import allocated_bytes, tensor_bytes
 from anydevice.text import format_bytes, list_some
 from anydevice.ties import Weight
-from anydevice.weights import Slot, iter_slots
 
-__all__ = ["Places", "check_room", "put_in_place"]
-
-
-class Places:
-    """A device map as it is carried out.
-
-    Args:
-        placement: the map.
-        main: where offloaded modules run.
-        offload_buffers: whether their buffers rest with the parameters.
-    """
-
-    def __init__(self, placement: Placement, main: Device, offload_buffers: bool) -> None:
-        self.placement = placement
-        self.main = main
-        self.offload_buffers = offload_buffers
-        self._map = DeviceMap(placement)
-        self._host_run = frozenset(placement.host_run)
-
-    @classmethod
-    def of(
-        cls, placement: Placement, main_device: DeviceLike | None, offload_buffers: bool
-    ) -> Places:
-        """Read a map.
-
-        Raises:
-            UnknownDeviceError: a device of it is not on this machine.
-        """
-        read = DeviceMap(placement)
-        for device in read.devices:
-            resolve_device(str(device))
-        if main_device is not None:
-            main = resolve_device(main_device)
-        elif placement.main_device is not None:
-            main = resolve_device(placement.main_device)  # also where only visitors come to it
-        else:
-            nowhere = placement.blocks and placement.ahead == 0 and placement.main_device is None
-            main = CPU if nowhere and placement.host_run else read.main_device
-        buffers = offload_buffers or placement.offload_buffers
-        return cls(placement, CPU if main == DISK else main, buffers)
-
-    @property
-    def is_single(self) -> bool:
-        """Whether all runs and rests on one device: nothing has to move after this."""
-        devices = set(self._map.devices)
-        if not devices:
-            return True
-        hosts = {CPU, DISK}
-        return (len(devices) == 1 or devices <= hosts) and (
-            self.main in devices or (devices <= hosts and self.main == CPU)
-        )
-
-    def rest(self, name: str, slot: Slot) -> Device:
-        """Where a weight rests."""
-        device = self._map.lookup(name)
-        if device.is_accelerator or not slot.is_buffer or self.offload_buffers:
-            return device
-        return self._runs(name)
-
-    def are_kept(self, model: nn.Module) -> bool:
-        """Whether all weights rest on their devices already; none of them on the disk."""
-        devices = self._map.devices
-        if DISK in devices:
-            return False
-        tensors = ((n, slot, slot.table[slot.name]) for n, slot in iter_slots(model))
-        if devices == [self.main]:
-            only = self.main.torch
-            return all(tensor.device == only for _, _, tensor in tensors)
-        return all(tensor.device == self.rest(n, slot).torch for n, slot, tensor in tensors)
-
-    def execution(self, name: str) -> Device | None:
-        """Where a module runs; None where its parts, in several entries of the map, decide."""
-        key = self._map.key_of(name)
-        if key is None:
-            return None
-        device = self._map.lookup(key)
-        return device if device.is_accelerator else self._runs(name)
-
-    def room(self) -> dict[Device, int]:
-        """Bytes kept free for visiting units, by device."""
-        kept = self.placement.room
-        return {d: kept[str(d)] for d in (*self._map.devices, self.main) if str(d) in kept}
-
-    def _runs(self, name: str) -> Device:
-        """Where an offloaded module runs."""
-        while self._host_run and name:
-            if name in self._host_run:
-                return CPU
-            name = name.rpartition(".")[0]
-        return CPU if "" in self._host_run else self.main
+__all__ = ["check_memory", "store_weights"]
 
 
-def put_in_place(
+def store_weights(
     weights: Sequence[Weight],
     state_dict: Mapping[str, torch.Tensor] | None = None,
     offload_dir: str | os.PathLike[str] | None = None,
     offload_index: Mapping[str, Any] | None = None,
 ) -> None:
-    """Bring weights where they shall rest; all that can fail is tried before one moves.
+    """Move weights to their devices; all that can fail is tried before one moves.
 
     Args:
         weights: of one model.
-        state_dict: values of weights that rest on the host or the disk.
+        state_dict: values of weights that are stored on the host or the disk.
         offload_dir: where weights for the disk are written, or are already.
         offload_index: where each is in ``offload_dir``.
 
@@ -136,6 +44,8 @@ def put_in_place(
     """
     if offload_dir is not None:
         require_folder(offload_dir)
+    if state_dict is None and offload_index is None:
+        weights = [w for w in weights if not _is_stored(w)]
     values = _given(weights, state_dict, offload_dir, offload_index)
     _check_values(weights, values)
     to_write = [
@@ -146,7 +56,7 @@ def put_in_place(
             f"{list_some([w.names[0] for w in to_write])} shall rest on the disk and must be "
             "written there: give offload_dir (offload_folder), the folder for it"
         )
-    check_room(weights)
+    check_memory(weights)
     if to_write and offload_dir is not None:
         store = write_store(
             offload_dir, {w.names[0]: values.get(id(w), w.tensor) for w in to_write}
@@ -156,11 +66,21 @@ def put_in_place(
         value = values.get(id(weight))
         if value is not None:
             weight.hold(value)
+        elif weight.tensor.is_inference():  # made under inference_mode: it could not be trained
+            weight.hold(weight.tensor.clone())
         weight.move()
 
 
-def check_room(weights: Sequence[Weight]) -> None:
-    """Make sure that the devices can take what is to come.
+def _is_stored(weight: Weight) -> bool:
+    """Whether a weight is where it is to be stored already."""
+    tensor = weight.tensor
+    if tensor.is_meta or tensor.is_inference() or not weight.is_there:
+        return False
+    return weight.device != DISK or _is_on_disk(tensor)
+
+
+def check_memory(weights: Sequence[Weight]) -> None:
+    """Make sure that the devices have memory for weights that are not there yet.
 
     Raises:
         DoesNotFitError: a device lacks memory, or cannot hold the dtype of a weight.
@@ -175,7 +95,7 @@ def check_room(weights: Sequence[Weight]) -> None:
                 f"{device} cannot hold {weight.names[0]} of {weight.tensor.dtype}: place it on "
                 "another device, or give the model another dtype"
             )
-        coming[device] += tensor_bytes(weight.tensor)
+        coming[device] += allocated_bytes(tensor_bytes(weight.tensor))
     for device, size in coming.items():
         free = _free(device)
         if free is not None and size > free:

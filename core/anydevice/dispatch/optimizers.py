@@ -1,0 +1,52 @@
+"""Optimizers that were made before their model was dispatched: moving their state along."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from anydevice.devices import parse_device
+from anydevice.errors import ModelError
+from anydevice.tensors import move_tensor
+
+__all__ = ["check_optimizers", "move_optimizer_state"]
+
+
+def check_optimizers(
+    model: nn.Module, optimizers: torch.optim.Optimizer | Iterable[torch.optim.Optimizer]
+) -> list[torch.optim.Optimizer]:
+    """Make sure that optimizers train a model.
+
+    Raises:
+        ModelError: one is no optimizer, or holds a parameter that is not the model's.
+    """
+    found = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
+    own = {id(parameter) for parameter in model.parameters()}
+    for number, optimizer in enumerate(found):
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise ModelError(f"optimizers[{number}] is a {type(optimizer).__name__}, no optimizer")
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        strays = [i for i, parameter in enumerate(parameters) if id(parameter) not in own]
+        if strays:
+            raise ModelError(
+                f"{type(optimizer).__name__} (optimizers[{number}]) holds {len(strays)} parameters "
+                f"that {type(model).__name__} does not have, the first at position {strays[0]}, of "
+                f"shape {tuple(parameters[strays[0]].shape)}: pass the optimizers of this model"
+            )
+    return found
+
+
+def move_optimizer_state(optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    """Move the state of each parameter to the device that the parameter is stored on."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            keeps_step = not (group.get("capturable") or group.get("fused"))
+            for parameter in group["params"]:
+                state = optimizer.state.get(parameter, {})
+                device = parse_device(parameter.device)
+                for name, value in state.items():
+                    # Counters of steps are on the host, unless the optimizer needs them elsewhere.
+                    if isinstance(value, torch.Tensor) and not (name == "step" and keeps_step):
+                        state[name] = move_tensor(value, device)
