@@ -236,7 +236,7 @@ def _rows(
                 "device": name,
                 "budget": None if share.budget is None else share.budget + taken_off,
                 "weights": share.used - kept,
-                "visiting": share.room,
+                "visiting": share.reserve,
                 "cache": kept,
                 "activations": running.activations if accelerator else 0,
                 "free": share.free,

@@ -249,11 +249,9 @@ def load_placed(
             )
         options = check_all()
         source = request.find()
-        with collector_paused():
-            plan = plan_for(source)
 
         def load() -> LoadReport:
             with collector_paused():
-                return Loading(model, source, plan, options, bar).run()
+                return Loading(model, source, plan_for(source), options, bar).run()
 
         return uninterrupted(load)
