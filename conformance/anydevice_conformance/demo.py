@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from anydevice.errors import MissingDependencyError
+from anydevice.errors import CheckpointNotFoundError, MissingDependencyError
 
 __all__ = ["demo_command"]
 
@@ -36,6 +36,9 @@ def demo_command(subparsers: argparse._SubParsersAction[Any]) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
+    # What is missing is said before the simulator is compiled, which takes a while.
+    folder = Path(args.model) if args.model else _packaged_model()
+    _check_needs(folder)
     budgets = _machine()
 
     import torch
@@ -43,16 +46,15 @@ def _run(args: argparse.Namespace) -> int:
     from anydevice import from_pretrained
     from anydevice.cli.devices import describe_devices, devices_table
     from anydevice.cli.run import import_transformers, peak_rows, reset_peaks
-    from anydevice.cli.text import table
+    from anydevice.cli.text import shows_progress, table
 
-    folder = Path(args.model) if args.model else _packaged_model()
     print(devices_table(describe_devices()), end="\n\n")
     reset_peaks()
     importing = import_transformers()
     from transformers import AutoModel, AutoTokenizer
 
     start = time.perf_counter()
-    model = from_pretrained(AutoModel, folder, max_memory=budgets, progress=True)
+    model = from_pretrained(AutoModel, folder, max_memory=budgets, progress=shows_progress())
     loading = time.perf_counter() - start
     print(model.anydevice_placement.table(), end="\n\n")
 
@@ -110,6 +112,15 @@ def _packaged_model() -> Path:
             "or name a folder with --model"
         )
     return found[0]
+
+
+def _check_needs(folder: Path) -> None:
+    if importlib.util.find_spec("transformers") is None:
+        raise MissingDependencyError(
+            "the demo needs transformers: pip install 'anydevice[transformers]'"
+        )
+    if not (folder / "config.json").is_file():
+        raise CheckpointNotFoundError(f"--model {folder}: there is no config.json")
 
 
 def _embed(model: Any, batch: Any) -> Any:

@@ -162,3 +162,134 @@ def test_a_backend_that_raises_hides_no_other_device(capsys, sim, monkeypatch):
     out = capsys.readouterr().out
     assert "sim (anydevice): memory_info(1) of SimulatorBackend returned (1, 2)" in out
     assert "did you mean 'memory_info'?" in out
+
+
+# ---------------------------------------------------------------------- run: users' mistakes
+
+
+def save_model(folder, model):
+    model.eval().save_pretrained(folder)
+    return str(folder)
+
+
+def tiny(kind):
+    """A model of each kind of input, small and random."""
+    import transformers as t
+
+    if kind == "vision":
+        config = t.ViTConfig(
+            hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+            image_size=16, patch_size=8,
+        )  # fmt: skip
+        return t.ViTModel(config)
+    if kind == "audio":
+        config = t.WhisperConfig(
+            vocab_size=64, d_model=16, encoder_layers=1, decoder_layers=1, num_mel_bins=8,
+            encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=16,
+            decoder_ffn_dim=16, max_source_positions=20, max_target_positions=20,
+            decoder_start_token_id=1, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+        )  # fmt: skip
+        return t.WhisperModel(config)
+    if kind == "both":
+        text = {
+            "vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+            "intermediate_size": 16, "eos_token_id": 2,
+        }  # fmt: skip
+        vision = {**text, "image_size": 16, "patch_size": 8}
+        return t.CLIPModel(t.CLIPConfig(text_config=text, vision_config=vision, projection_dim=8))
+    config = t.Wav2Vec2Config(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        conv_dim=(8,), conv_kernel=(10,), conv_stride=(5,), num_conv_pos_embeddings=4,
+        num_conv_pos_embedding_groups=2, num_feat_extract_layers=1, do_stable_layer_norm=False,
+    )  # fmt: skip
+    return t.Wav2Vec2Model(config)
+
+
+@pytest.mark.parametrize("kind", ["vision", "audio", "both", "sound"])
+def test_models_of_other_inputs_run_on_a_batch_of_the_right_shape(capsys, tmp_path, kind):
+    assert cli.main(["run", save_model(tmp_path, tiny(kind))]) == 0
+    assert " -> " in capsys.readouterr().out
+
+
+def test_a_model_that_cannot_be_run_is_a_clear_no(capsys, tiny_llama, monkeypatch):
+    from transformers import LlamaForCausalLM
+
+    monkeypatch.setattr(LlamaForCausalLM, "main_input_name", "point_cloud")
+    assert cli.main(["run", str(tiny_llama)]) == 1
+    assert "takes 'point_cloud', for which no synthetic batch is known" in capsys.readouterr().err
+    monkeypatch.setattr(LlamaForCausalLM, "main_input_name", "input_ids")
+    monkeypatch.setattr(LlamaForCausalLM, "forward", lambda self, input_ids: input_ids.nothing)
+    assert cli.main(["run", str(tiny_llama)]) == 1
+    error = capsys.readouterr().err
+    assert "was loaded and placed, and could not be run" in error
+    assert "Traceback" not in error
+
+
+def test_budgets_do_not_swallow_the_path(capsys, tiny_llama):
+    words = ["run", "--max-memory", "cpu=1GiB", str(tiny_llama), "--text", "a=b", "--json"]
+    assert cli.main(words) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["device_map"] == {"": "cpu"}
+    assert found["result"].startswith("synthetic batch")
+    assert "no tokenizer" in found["result"]
+    assert {"importing", "loading", "running"} == set(found["seconds"])
+
+
+def test_a_device_map_from_a_file(capsys, tiny_llama, sim, tmp_path):
+    placed = {"": 0, "model.layers.1": "sim:1", "model.layers.2": "cpu"}
+    file = tmp_path / "map.json"
+    file.write_text(json.dumps(placed))
+    assert cli.main(["run", str(tiny_llama), "--device-map", str(file), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["device_map"]
+    assert str(found["model.layers.1"]) == "sim:1"
+    for text, message in [("[1]", "a JSON object is needed"), ("{", "cannot be read")]:
+        file.write_text(text)
+        assert cli.main(["run", str(tiny_llama), "--device-map", str(file)]) == 1
+        assert message in capsys.readouterr().err
+
+
+def test_errors_name_the_options_of_the_command_line(capsys, monkeypatch, tiny_llama):
+    from anydevice.cli import run
+    from anydevice.errors import BudgetError
+
+    def refuse(*args, **kwargs):
+        raise BudgetError("give max_memory={0: '8GiB'} or offload_folder='x'")
+
+    monkeypatch.setattr(run, "from_pretrained", refuse)
+    assert cli.main(["run", str(tiny_llama)]) == 1
+    error = capsys.readouterr().err
+    assert "--max-memory" in error
+    assert "--offload-folder" in error
+
+
+def test_options_reach_from_pretrained(monkeypatch, tiny_llama):
+    from anydevice.cli import run
+    from anydevice.errors import OptionError
+
+    given = {}
+
+    def note(*args, **kwargs):
+        given.update(kwargs)
+        raise OptionError("enough")
+
+    monkeypatch.setattr(run, "from_pretrained", note)
+    words = ["--variant", "fp16", "--token", "t", "--trust-remote-code", "--revision", "r"]
+    assert cli.main(["run", str(tiny_llama), *words]) == 1
+    wanted = {"variant": "fp16", "token": "t", "trust_remote_code": True, "revision": "r"}
+    assert given.items() >= {**wanted, "progress": False}.items()
+
+
+def test_without_a_network_a_misspelled_name_is_not_asked_for_again_and_again(capsys, monkeypatch):
+    import socket
+
+    tries = []
+
+    def nowhere(address, timeout=None):
+        tries.append(address)
+        raise OSError("no route")
+
+    monkeypatch.setattr(socket, "create_connection", nowhere)
+    monkeypatch.setattr("urllib.request.getproxies", dict)
+    assert cli.main(["run", "gpt22-no-such-name"]) == 1
+    assert len(tries) == 1
+    assert "gpt22-no-such-name" in capsys.readouterr().err

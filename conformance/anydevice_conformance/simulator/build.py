@@ -18,8 +18,9 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import time
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Final, cast
 
 import filelock
 import torch
@@ -150,9 +151,7 @@ def _compile(compiler: str, library: Path) -> None:
         f"-L{torch_folder / 'lib'}",
         *(f"-l{name}" for name in _LIBRARIES),
     ]
-    result: subprocess.CompletedProcess[Any] = subprocess.run(
-        command, capture_output=True, text=True, check=False
-    )
+    result = _run_with_clock(command)
     if result.returncode != 0:
         errors = [line for line in result.stderr.splitlines() if "error" in line]
         shown = "\n".join(errors[:10]) or result.stderr[-2000:]
@@ -161,3 +160,25 @@ def _compile(compiler: str, library: Path) -> None:
             f"(exit status {result.returncode}). A compiler with C++20 is needed, such as g++ 11 "
             f"or later. It says:\n{shown}"
         )
+
+
+def _run_with_clock(command: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run the compiler; on a terminal, say how long it has been at it."""
+    shown = sys.stderr.isatty() and os.environ.get("ANYDEVICE_PROGRESS") != "0"
+    start = time.monotonic()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as c:
+        while True:
+            try:
+                output, errors = c.communicate(timeout=1 if shown else None)
+            except subprocess.TimeoutExpired:
+                seconds = time.monotonic() - start
+                text = f"\rcompiling the simulator, once for this torch: {seconds:.0f} s"
+                print(text, end="", file=sys.stderr, flush=True)
+            except BaseException:
+                c.kill()
+                raise
+            else:
+                break
+    if shown:
+        print(file=sys.stderr)
+    return subprocess.CompletedProcess(command, c.returncode, output, errors)

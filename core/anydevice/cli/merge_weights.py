@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import shutil
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any, Final
 import torch
 
 from anydevice.checkpoint import open_checkpoint
-from anydevice.cli.text import size_text
+from anydevice.cli.text import shows_progress, size_text
 from anydevice.errors import CheckpointError, OptionError
 from anydevice.text import parse_bytes
 
@@ -67,7 +66,7 @@ def _run(args: argparse.Namespace) -> int:
         max_shard_size=args.max_shard_size,
         safe_serialization=not args.unsafe_serialization,
         overwrite=args.overwrite,
-        progress=sys.stderr.isatty(),
+        progress=shows_progress(),
     )
     if args.remove_checkpoint_dir:
         shutil.rmtree(args.checkpoint_directory)
@@ -247,7 +246,7 @@ def _unshared(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 @contextlib.contextmanager
 def _bar(count: int, shown: bool) -> Iterator[Callable[[], Any]]:
-    if not shown or os.environ.get("ANYDEVICE_PROGRESS") == "0":
+    if not shown:
         yield lambda: None
         return
     from tqdm.auto import tqdm

@@ -19,7 +19,7 @@ from anydevice import registry
 from anydevice.cli.devices import describe_devices, devices_table
 from anydevice.cli.inputs import synthetic_batch
 from anydevice.cli.network import cache_only_when_unreachable
-from anydevice.cli.text import size_text, table
+from anydevice.cli.text import shows_progress, size_text, table
 from anydevice.errors import (
     AnyDeviceError,
     BudgetError,
@@ -92,6 +92,10 @@ def prepare(words: list[str]) -> list[str]:
 
 
 def _run(args: argparse.Namespace) -> int:
+    if not shows_progress():  # huggingface_hub's own bars would fill a log file
+        from huggingface_hub.utils import disable_progress_bars
+
+        disable_progress_bars()
     with cache_only_when_unreachable(args.model):
         return _load_and_run(args)
 
@@ -116,7 +120,7 @@ def _load_and_run(args: argparse.Namespace) -> int:
         token=args.token,
         trust_remote_code=args.trust_remote_code,
         offload_folder=args.offload_folder,
-        progress=True,
+        progress=shows_progress(),
     )
     loading = time.perf_counter() - start
     placement = model.anydevice_placement

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterable, Sequence
 
 from anydevice.text import format_bytes, lay_out_table
 
-__all__ = ["size_text", "table"]
+__all__ = ["shows_progress", "size_text", "table"]
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -17,3 +19,8 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def size_text(size: int | None) -> str:
     """Bytes for a person: ``"1.5 GiB"``; ``"?"`` when not known."""
     return "?" if size is None else format_bytes(size)
+
+
+def shows_progress() -> bool:
+    """Whether a progress bar is wanted: on a terminal, unless ``ANYDEVICE_PROGRESS=0``."""
+    return sys.stderr.isatty() and os.environ.get("ANYDEVICE_PROGRESS") != "0"

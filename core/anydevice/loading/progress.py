@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +23,7 @@ class Progress:
     """A bar that may be off. `advance` may be called from any thread."""
 
     def __init__(self, shown: bool) -> None:
-        self.shown = shown
+        self.shown = shown and os.environ.get("ANYDEVICE_PROGRESS") != "0"
         self._bar: Any = None
         self._lock = threading.Lock()
 
