@@ -7,11 +7,75 @@ and starts no device's runtime.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from anydevice._version import __version__
 
 if TYPE_CHECKING:
+    from anydevice import (
+        backend as backend,
+    )
+    from anydevice import (
+        big_modeling as big_modeling,
+    )
+    from anydevice import (
+        checkpoint as checkpoint,
+    )
+    from anydevice import (
+        collectives as collectives,
+    )
+    from anydevice import (
+        data as data,
+    )
+    from anydevice import (
+        devices as devices,
+    )
+    from anydevice import (
+        dispatch as dispatch,
+    )
+    from anydevice import (
+        engines as engines,
+    )
+    from anydevice import (
+        errors as errors,
+    )
+    from anydevice import (
+        hooks as hooks,
+    )
+    from anydevice import (
+        loading as loading,
+    )
+    from anydevice import (
+        offload_store as offload_store,
+    )
+    from anydevice import (
+        placement as placement,
+    )
+    from anydevice import (
+        pretrained as pretrained,
+    )
+    from anydevice import (
+        processes as processes,
+    )
+    from anydevice import (
+        registry as registry,
+    )
+    from anydevice import (
+        state as state,
+    )
+    from anydevice import (
+        tensors as tensors,
+    )
+    from anydevice import (
+        training as training,
+    )
+    from anydevice import (
+        transfer as transfer,
+    )
+    from anydevice import (
+        utils as utils,
+    )
     from anydevice.backend import Capabilities, DeviceBackend, MemoryInfo
     from anydevice.data import (
         DataLoaderConfiguration,
@@ -165,27 +229,47 @@ __all__ = [
 #: Submodules that may be asked for as attributes without an import of their own.
 _SUBMODULES = frozenset(
     {
+        "backend",
         "big_modeling",
         "checkpoint",
+        "collectives",
+        "data",
+        "devices",
         "dispatch",
+        "engines",
+        "errors",
         "hooks",
         "loading",
         "offload_store",
         "placement",
+        "pretrained",
+        "processes",
+        "registry",
+        "state",
+        "tensors",
+        "training",
+        "transfer",
         "utils",
     }
 )
 
 
-def __getattr__(name: str) -> Any:
-    if name in _SUBMODULES:
-        return importlib.import_module(f"anydevice.{name}")
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'anydevice' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"anydevice.{home}"), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # a type checker reads the imports above, and so knows a misspelled name
+
+    def __getattr__(name: str) -> Any:
+        if name in _SUBMODULES:
+            return importlib.import_module(f"anydevice.{name}")
+        home = _HOMES.get(name)
+        if home is None:
+            # With these, Python adds "Did you mean".
+            raise AttributeError(
+                f"module 'anydevice' has no attribute {name!r}",
+                name=name,
+                obj=sys.modules[__name__],
+            )
+        value = getattr(importlib.import_module(f"anydevice.{home}"), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

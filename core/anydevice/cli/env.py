@@ -10,7 +10,7 @@ import platform
 import sys
 from typing import Any, Final
 
-__all__ = ["register"]
+__all__ = ["describe_environment", "register"]
 
 _PACKAGES: Final = (
     "torch",

@@ -93,9 +93,10 @@ def prepare(words: list[str]) -> list[str]:
 
 def _run(args: argparse.Namespace) -> int:
     if not shows_progress():  # huggingface_hub's own bars would fill a log file
-        from huggingface_hub.utils import disable_progress_bars
+        import huggingface_hub.utils
 
-        disable_progress_bars()
+        silence: Any = huggingface_hub.utils
+        silence.disable_progress_bars()
     with cache_only_when_unreachable(args.model):
         return _load_and_run(args)
 

@@ -44,13 +44,13 @@ def main() -> int:
     )
     failed = 0
     checks: list[Callable[[Accelerator], str]] = [
-        processes,
-        collectives,
-        random_numbers,
-        loaders,
-        training,
-        mixed_precision,
-        save_and_load,
+        _processes,
+        _collectives,
+        _random_numbers,
+        _loaders,
+        _training,
+        _mixed_precision,
+        _save_and_load,
     ]
     for check in checks:
         failed += not _run(accelerator, check)
@@ -70,14 +70,14 @@ def _run(accelerator: Accelerator, check: Callable[[Accelerator], str]) -> bool:
             traceback.print_exc()
     faults = [f for f in gather_object([fault]) if f]
     seconds = time.perf_counter() - start
-    name = check.__name__.replace("_", " ")
+    name = check.__name__.replace("_", " ").strip()
     state = "failed" if faults else "ok"
     accelerator.print(f"{name:<16} {state:<7} {seconds:6.2f} s  {'; '.join(faults) or said}")
     sys.stdout.flush()
     return not faults
 
 
-def processes(accelerator: Accelerator) -> str:
+def _processes(accelerator: Accelerator) -> str:
     """Every process is there, once, with a device of its own."""
     ranks = gather_object([accelerator.process_index])
     _equal(ranks, list(range(accelerator.num_processes)), "ranks")
@@ -88,7 +88,7 @@ def processes(accelerator: Accelerator) -> str:
     return ", ".join(sorted(set(devices)))
 
 
-def collectives(accelerator: Accelerator) -> str:
+def _collectives(accelerator: Accelerator) -> str:
     """Gathering, reducing and padding give the right values."""
     rank, size = accelerator.process_index, accelerator.num_processes
     mine = torch.full((2,), float(rank), device=accelerator.device)
@@ -102,7 +102,7 @@ def collectives(accelerator: Accelerator) -> str:
     return "gather, reduce, pad"
 
 
-def random_numbers(accelerator: Accelerator) -> str:
+def _random_numbers(accelerator: Accelerator) -> str:
     """One seed gives every process the same numbers."""
     torch.manual_seed(7)
     drawn = gather_object([torch.rand(4).tolist()])
@@ -110,7 +110,7 @@ def random_numbers(accelerator: Accelerator) -> str:
     return "one seed, one sequence"
 
 
-def loaders(accelerator: Accelerator) -> str:
+def _loaders(accelerator: Accelerator) -> str:
     """Each example is seen, and evaluation sees none twice."""
     loader = accelerator.prepare(DataLoader(_Examples(list(range(_EXAMPLES))), batch_size=2))
     seen = [int(v) for batch in loader for v in accelerator.gather_for_metrics(batch)]
@@ -118,7 +118,7 @@ def loaders(accelerator: Accelerator) -> str:
     return f"{_EXAMPLES} examples, each once"
 
 
-def training(accelerator: Accelerator) -> str:
+def _training(accelerator: Accelerator) -> str:
     """The processes keep equal parameters, and the loss falls."""
     first, last, model = _train(accelerator, "no")
     weights = _weight(accelerator, model).detach().float().flatten()
@@ -128,7 +128,7 @@ def training(accelerator: Accelerator) -> str:
     return f"loss {first:.3f} -> {last:.3f}"
 
 
-def mixed_precision(accelerator: Accelerator) -> str:
+def _mixed_precision(accelerator: Accelerator) -> str:
     """Each precision of the device trains."""
     dtypes = get_backend(accelerator.device).autocast_dtypes()
     names = [name for name, dtype in _PRECISIONS.items() if dtype in dtypes]
@@ -137,7 +137,7 @@ def mixed_precision(accelerator: Accelerator) -> str:
     return ", ".join(names) or "none on this device"
 
 
-def save_and_load(accelerator: Accelerator) -> str:
+def _save_and_load(accelerator: Accelerator) -> str:
     """A saved state comes back equal."""
     folder = Path(os.environ.get(FOLDER) or tempfile.gettempdir()) / "state"
     model, optimizer = _model(accelerator)
