@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -81,3 +82,5 @@ def _summary(module: str, name: str) -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(page(), encoding="utf-8")
+    # The table of names says where each is: it changes when the reference does.
+    runpy.run_path(str(Path(__file__).with_name("make_names.py")), run_name="__main__")

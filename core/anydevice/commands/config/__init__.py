@@ -1,0 +1,3 @@
+"""The reference's import path for its commands. No logic here."""
+
+__all__: list[str] = []
