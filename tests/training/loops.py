@@ -141,17 +141,21 @@ def prepared_loop(accelerator, batch=BATCH, steps=STEPS, clip=1.0, stop=None, re
     return done + means, accelerator.get_state_dict(model)
 
 
-def close(found, wanted, tolerance):
+def close(found, wanted, tolerance, what=""):
     """How far losses and weights are apart at most; an error names what is too far."""
     losses, weights = found
     wanted_losses, wanted_weights = wanted
     for number, (a, b) in enumerate(zip(losses, wanted_losses, strict=True)):
-        assert a is None or abs(a - b) <= tolerance * max(1, abs(b)), (number, a, b)
+        assert a is None or abs(a - b) <= tolerance * max(1, abs(b)), (what, number, a, b)
     if weights:
         assert set(weights) == set(wanted_weights), (sorted(weights), sorted(wanted_weights))
         for name, value in weights.items():
             torch.testing.assert_close(
-                value.cpu().float(), wanted_weights[name], atol=tolerance, rtol=tolerance, msg=name
+                value.cpu().float(),
+                wanted_weights[name],
+                atol=tolerance,
+                rtol=tolerance,
+                msg=f"{what} {name}",
             )
 
 

@@ -85,7 +85,9 @@ def prepare_data_loader(
     made.even_batches = even_batches
     if rng_types:
         made.synchronize = partial(_synchronize, list(rng_types))
-    made.progress = Progress(_seed(dataloader, data_seed, count if num_processes is None else 1))
+    seed = _seed(dataloader, data_seed, count if num_processes is None else 1)
+    exact = dataloader.batch_sampler is None or type(dataloader.batch_sampler) is BatchSampler
+    made.progress = Progress(seed, dataloader.batch_size if exact else None)
     if isinstance(made, DataLoaderDispatcher):
         made.slice_fn = slice_fn_for_dispatch
         count, index = 1, 0  # its loader is the whole one

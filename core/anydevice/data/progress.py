@@ -18,12 +18,14 @@ class Progress:
     Attributes:
         epoch: the epoch that runs, or that the next iteration has.
         batches: batches of the undivided loader that came out in this epoch.
+        size: samples in such a batch; None where that is not fixed.
         told: whether the user names the epochs, with ``set_epoch``: then so does the loader to
             the user's own samplers and data sets.
     """
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, size: int | None = None) -> None:
         self.seed = seed
+        self.size = size
         self.epoch = 0
         self.batches = 0
         self.told = False
@@ -67,7 +69,13 @@ class Progress:
     def state_dict(self) -> dict[str, Any]:
         """The place, as plain numbers."""
         batches = self.batches if self._open else self._resume_at
-        return {"seed": self.seed, "epoch": self.epoch, "batches": batches, "told": self.told}
+        return {
+            "seed": self.seed,
+            "epoch": self.epoch,
+            "batches": batches,
+            "size": self.size,
+            "told": self.told,
+        }
 
     def load_state_dict(self, state: dict[str, Any], *, resume: bool = True) -> None:
         """Go to a place.
@@ -77,13 +85,26 @@ class Progress:
             resume: the next iteration begins there; else at the beginning of that epoch.
 
         Raises:
-            OptionError: not such a state.
+            OptionError: not such a state, or a place within a batch of this loader.
         """
         missing = {"seed", "epoch", "batches"} - state.keys()
         if missing:
             raise OptionError(f"not the state of a prepared loader: it has no {sorted(missing)}")
         self.seed, self.epoch = int(state["seed"]), int(state["epoch"])
         self.told = bool(state.get("told", False))
-        self._resume_at = int(state["batches"]) if resume else 0
+        self._resume_at = self._in_own_batches(state) if resume else 0
         self.batches = self._resume_at
         self._open = False
+
+    def _in_own_batches(self, state: dict[str, Any]) -> int:
+        """The place in batches of this loader, which may be larger or smaller."""
+        batches, size = int(state["batches"]), state.get("size")
+        if size is None or self.size is None or size == self.size:
+            return batches
+        own, rest = divmod(batches * int(size), self.size)
+        if rest:
+            raise OptionError(
+                f"{batches * int(size)} samples were used when this state was saved, in batches of "
+                f"{size}: that is no whole number of this loader's batches of {self.size}"
+            )
+        return own

@@ -26,6 +26,7 @@ import torch
 from torch import nn
 
 from anydevice.engines.precise import Autocast
+from anydevice.engines.states import get_state, is_by_name, set_state
 from anydevice.processes import PartialState
 
 __all__ = ["Engine", "Setup", "clip_grad_norm"]
@@ -113,12 +114,18 @@ class Engine(abc.ABC):
             full: whole tensors on the host, on the main process only where weights are sharded;
                 else each process's part.
         """
-        return self.unwrap(model).state_dict() if optimizer is None else optimizer.state_dict()
+        if optimizer is None:
+            return self.unwrap(model).state_dict()
+        if full:
+            return optimizer.state_dict()
+        return get_state(self.unwrap(model), optimizer)
 
     def load_state_dict(
         self, model: nn.Module, state: Any, optimizer: Any = None, **kwargs: Any
     ) -> Any:
         """Take the model's state, or the optimizer's; ``kwargs`` go to the model's own method."""
+        if optimizer is not None and is_by_name(state):
+            return set_state(self.unwrap(model), state, optimizer)
         if optimizer is not None:
             return optimizer.load_state_dict(state)
         return self.unwrap(model).load_state_dict(state, **kwargs)

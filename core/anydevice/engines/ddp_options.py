@@ -6,6 +6,8 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+from torch.distributed import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from anydevice.errors import OptionError
@@ -86,4 +88,14 @@ class DistributedDataParallelKwargs(KwargsHandler):
             state = powerSGD_hook.PowerSGDState(None, **self.comm_state_option)
         if self.comm_wrapper is not _NO:
             hook = wrappers[self.comm_wrapper.value](hook)
-        model.register_comm_hook(state, hook)
+
+        # torch lets its own bf16 hook run with two vendors' collectives only, by the hook's name;
+        # others that cannot do it say so at the first step.
+        def exchange(state: Any, bucket: Any) -> Any:
+            return hook(state, bucket)
+
+        exchange.__annotations__ = {
+            "bucket": GradBucket,
+            "return": torch.futures.Future[torch.Tensor],
+        }
+        model.register_comm_hook(state, exchange)

@@ -15,8 +15,9 @@ from torch import nn
 from anydevice.engines.fsdp_options import FullyShardedDataParallelPlugin
 from anydevice.engines.meshes import mesh_of
 from anydevice.engines.placing import check_placement
-from anydevice.engines.renaming import follow, positions_to_names
+from anydevice.engines.renaming import follow
 from anydevice.engines.single import SingleEngine
+from anydevice.engines.states import get_state, set_state
 from anydevice.engines.wrapping import units_of
 
 __all__ = ["FSDP2Engine"]
@@ -142,47 +143,13 @@ class FSDP2Engine(SingleEngine):
 
     def state_dict(self, model: nn.Module, optimizer: Any = None, *, full: bool = True) -> Any:
         """The state under the plain model's keys, whole on the main process or in parts."""
-        from torch.distributed.checkpoint.state_dict import (
-            StateDictOptions,
-            get_model_state_dict,
-            get_optimizer_state_dict,
-        )
-
-        plain = self.unwrap(model)
-        options = StateDictOptions(full_state_dict=full, cpu_offload=full)
-        if optimizer is None:
-            return get_model_state_dict(plain, options=options)
-        return get_optimizer_state_dict(plain, _inner(optimizer), options=options)
+        return get_state(self.unwrap(model), optimizer, full=full)
 
     def load_state_dict(
         self, model: nn.Module, state: Any, optimizer: Any = None, **kwargs: Any
     ) -> Any:
         """Take a state that is whole on each process, or in parts."""
-        from torch.distributed.checkpoint.state_dict import (
-            StateDictOptions,
-            set_model_state_dict,
-            set_optimizer_state_dict,
-        )
-        from torch.distributed.tensor import DTensor
-
-        plain = self.unwrap(model)
-        if optimizer is None:
-            parts = any(isinstance(value, DTensor) for value in state.values())
-            options = StateDictOptions(full_state_dict=not parts, **kwargs)
-            return set_model_state_dict(plain, state, options=options)
-        state = positions_to_names(plain, _inner(optimizer), state)
-        parts = any(
-            isinstance(value, DTensor)
-            for entry in state["state"].values()
-            for value in entry.values()
-        )
-        options = StateDictOptions(full_state_dict=not parts)
-        return set_optimizer_state_dict(plain, _inner(optimizer), state, options=options)
-
-
-def _inner(optimizer: Any) -> torch.optim.Optimizer:
-    found: torch.optim.Optimizer = getattr(optimizer, "optimizer", optimizer)
-    return found
+        return set_state(self.unwrap(model), state, optimizer, **kwargs)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,257 @@
+"""Ranks for `test_checkpoints.py`: stopping and going on, on other numbers of ranks and engines."""
+
+from __future__ import annotations
+
+import ast
+import os
+import random
+import signal
+import sys
+import traceback
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+from training.loops import close, data, fails, fresh, make, plain_loop, prepared_loop
+
+from anydevice.data import DataLoaderConfiguration
+from anydevice.errors import CheckpointNotFoundError, OptionError
+from anydevice.training import Accelerator, ProjectConfiguration
+
+GLOBAL = 8  # samples in one optimizer step, on any number of ranks
+STOP = 3  # optimizer steps before stopping: two epochs have four
+
+
+def _loop(engine, size, precision="no", **options):
+    together = 1 if engine == "tp" else size
+    accelerator = make(
+        engine,
+        precision,
+        dataloader_config=DataLoaderConfiguration(
+            data_seed=5, use_stateful_dataloader=False, split_batches=False
+        ),
+    )
+    return prepared_loop(accelerator, GLOBAL // together, steps=6, **options), accelerator
+
+
+def stop_in_the_middle(rank, size, folder):
+    """Train 3 of 6 steps with each engine, and save; some on safetensors, some in parts."""
+    for engine in ("ddp", "fsdp2", "fsdp2-full", "tp"):
+        if size == 1 and engine != "ddp":
+            continue
+        fresh()
+        _save_with(engine, size, Path(folder) / f"{engine}-{size}")
+    return sorted(p.name for p in Path(folder).iterdir())
+
+
+def _save_with(engine, size, where):
+    (_, things), accelerator = _loop(engine.removesuffix("-full"), size, stop=STOP)
+    if engine.endswith("full"):
+        plugin = accelerator.state.fsdp_plugin
+        plugin.set_state_dict_type("FULL_STATE_DICT")
+    accelerator.save_state(where)
+    return things
+
+
+def go_on(rank, size, folder, saved):
+    """Load what another number of ranks saved with each engine: the rest is as if not stopped."""
+    for name in saved:
+        for engine in ("ddp", "fsdp2"):
+            if size == 1 and engine != "ddp":
+                continue
+            fresh()
+            accelerator = make(engine)
+            accelerator._resumes = True
+            found = prepared_loop(
+                accelerator, GLOBAL // size, steps=6, stop=STOP, resume=Path(folder) / name
+            )
+            close(found, plain_loop(GLOBAL, steps=6), 2e-4, name)
+    return True
+
+
+class Counter:
+    def __init__(self):
+        self.value = 0
+
+    def state_dict(self):
+        return {"value": self.value, "kind": "counter"}
+
+    def load_state_dict(self, state):
+        self.value = state["value"]
+
+
+def everything_comes_back(rank, size, folder):
+    """Random states, schedulers, loaders, registered objects, hooks; names and limits."""
+    fresh()
+    project = ProjectConfiguration(
+        str(Path(folder) / "run"), automatic_checkpoint_naming=True, total_limit=2
+    )
+    a = Accelerator(
+        cpu=True, project_config=project, dataloader_config=DataLoaderConfiguration(data_seed=1)
+    )
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(model.parameters())
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    loader = DataLoader(data(), 2, shuffle=True)
+    with fails(CheckpointNotFoundError, "none was saved yet"):
+        a.load_state()
+    model, optimizer, scheduler, loader = a.prepare(model, optimizer, scheduler, loader)
+    counter = Counter()
+    a.register_for_checkpointing(counter)
+    with fails(OptionError, "has no state_dict()"):
+        a.register_for_checkpointing(3)
+    calls = []
+    a.register_save_state_pre_hook(lambda m, w, d: calls.append((len(m), len(w))))
+    a.register_load_state_pre_hook(lambda m, d: calls.append((len(m), Path(d).name)))
+    for _ in range(3):
+        for number, (x, y) in enumerate(loader):
+            a.backward(((model(x) - y) ** 2).mean())
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+            if number == 1:
+                break
+        counter.value += 1
+        a.save_state()
+    folders = sorted(p.name for p in (Path(folder) / "run" / "checkpoints").iterdir())
+    assert folders == ["checkpoint_1", "checkpoint_2"], folders
+    drawn = torch.rand(2).tolist(), random.random()
+    weights = {k: v.clone() for k, v in a.get_state_dict(model).items()}
+    rate = scheduler.get_last_lr()
+    loader.load_state_dict(loader.state_dict())  # the rest of the epoch that was left
+    rest = [x.tolist() for x, _ in loader]
+    with torch.no_grad():
+        model.module.weight.zero_()
+    counter.value = 0
+    torch.rand(5)
+    a.load_state()
+    assert (torch.rand(2).tolist(), random.random()) == drawn
+    assert counter.value == 3
+    assert scheduler.get_last_lr() == rate
+    for name, value in a.get_state_dict(model).items():
+        assert torch.equal(value, weights[name]), name
+    assert [x.tolist() for x, _ in a.skip_first_batches(loader, 2)] == rest
+    assert calls == [(1, 1)] * 3 + [(1, "checkpoint_2")], calls
+    # The number comes from the disk: another run in the same place goes on from there.
+    fresh()
+    again = Accelerator(
+        cpu=True,
+        project_config=ProjectConfiguration(
+            str(Path(folder) / "run"), automatic_checkpoint_naming=True
+        ),
+    )
+    again.prepare(nn.Linear(4, 4))
+    assert Path(again.save_state()).name == "checkpoint_3"
+    with fails(OptionError, "no argument 'maximum'"):
+        again.save_state(maximum=3)
+    with fails(CheckpointNotFoundError, "no folder"):
+        again.load_state(Path(folder) / "nowhere")
+    return True
+
+
+def hooks_take_over(rank, size, folder):
+    """A hook that writes and reads the model itself, as diffusers' scripts do."""
+    fresh()
+    a = Accelerator(cpu=True)
+    plain = nn.Linear(3, 3)
+    model = a.prepare(plain)
+
+    def save(models, weights, output_dir):
+        if a.is_main_process:
+            for _ in models:
+                torch.save(a.unwrap_model(models[0]).state_dict(), Path(output_dir) / "own.pt")
+                weights.pop()
+        else:
+            weights.clear()
+
+    def load(models, input_dir):
+        while models:
+            a.unwrap_model(models.pop()).load_state_dict(torch.load(Path(input_dir) / "own.pt"))
+
+    a.register_save_state_pre_hook(save)
+    handle = a.register_load_state_pre_hook(load)
+    where = Path(folder) / "own"
+    a.save_state(where)
+    names = {p.name for p in where.iterdir()}
+    assert "own.pt" in names, names
+    assert "model.safetensors" not in names, names
+    before = plain.weight.detach().clone()
+    with torch.no_grad():
+        plain.weight.zero_()
+    a.load_state(where)
+    assert torch.equal(plain.weight, before)
+    handle.remove()
+    with fails(CheckpointNotFoundError, "model.safetensors"):
+        a.load_state(where)
+    del model
+    return True
+
+
+def kills(rank, size, folder, most):
+    """What is found after a kill at each of the first file operations of a second save.
+
+    Processes are forked from this one, which has imported everything and started nothing.
+    """
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR"):
+        os.environ.pop(name, None)
+    found = []
+    for moment in range(1, most + 1):
+        where = f"{folder}/at-{moment}"
+        died = _forked(lambda where=where, moment=moment: _die_while_saving(where, moment))
+        _forked(lambda where=where: Path(f"{where}.txt").write_text(repr(_weight_in(where))))
+        found.append((died == signal.SIGKILL, *ast.literal_eval(Path(f"{where}.txt").read_text())))
+        if not found[-1][0]:
+            break
+    return found
+
+
+def _forked(work):
+    """Run in a child; return the signal that ended it."""
+    child = os.fork()
+    if not child:
+        try:
+            work()
+        except BaseException:  # noqa: BLE001 - shown below
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert not os.WIFEXITED(status) or os.WEXITSTATUS(status) == 0, status
+    return os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+
+
+def _die_while_saving(folder, moment):
+    """Save twice; the second time be killed at the ``moment``-th file operation."""
+    a, model, _ = _small()
+    model.weight.data.fill_(1.0)
+    a.save_state(folder)
+    model.weight.data.fill_(2.0)
+    count = 0
+    events = ("open", "os.rename", "os.mkdir", "os.rmdir", "os.remove", "shutil.rmtree")
+
+    def audit(event, args):
+        nonlocal count
+        if event in events:
+            count += 1
+            if count == moment:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(audit)
+    a.save_state(folder)
+
+
+def _small():
+    fresh()
+    a = Accelerator(cpu=True)
+    model = a.prepare(nn.Linear(2, 2))
+    return a, model, a.prepare(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+
+
+def _weight_in(folder):
+    """What a new process finds in the folder; and that it can go on there."""
+    a, model, _ = _small()
+    a.load_state(folder)
+    assert model.weight.unique().numel() == 1
+    a.save_state(folder)
+    return model.weight[0, 0].item(), sorted(p.name for p in Path(folder).iterdir())

@@ -1,0 +1,83 @@
+"""Checkpoints: going on equals not having stopped, and a crash leaves the last one whole."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from launching import run_ranks
+from safetensors.torch import load_file
+from training import checkpoint_ranks
+from training.loops import Net, fresh
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """Checkpoints of half-way runs, by engine and number of ranks."""
+    folder = tmp_path_factory.mktemp("stopped")
+    names = []
+    for size in (1, 2):
+        names = run_ranks(checkpoint_ranks.stop_in_the_middle, size, "cpu", str(folder))[0]
+    return folder, names
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_going_on_equals_not_having_stopped(stopped, size):
+    folder, names = stopped
+    assert names == ["ddp-1", "ddp-2", "fsdp2-2", "fsdp2-full-2", "tp-2"]
+    assert all(run_ranks(checkpoint_ranks.go_on, size, "cpu", str(folder), names, timeout=120))
+
+
+def test_keys_on_disk_are_the_plain_models(stopped):
+    folder, _ = stopped
+    wanted = set(Net().state_dict())
+    for name in ("ddp-1", "ddp-2", "fsdp2-full-2"):
+        assert set(load_file(folder / name / "model.safetensors")) == wanted, name
+
+
+def test_everything_comes_back(tmp_path):
+    assert all(run_ranks(checkpoint_ranks.everything_comes_back, 2, "cpu", str(tmp_path)))
+    assert all(run_ranks(checkpoint_ranks.hooks_take_over, 2, "cpu", str(tmp_path)))
+
+
+def test_a_kill_while_saving_leaves_a_whole_checkpoint(tmp_path):
+    """At each file operation of the second save."""
+    (found,) = run_ranks(checkpoint_ranks.kills, 1, "cpu", str(tmp_path), 60, timeout=200)
+    assert len(found) > 20
+    assert {died for died, _, _ in found[:-1]} == {True}
+    weights = [weight for _, weight, _ in found]
+    assert set(weights) == {1.0, 2.0}
+    assert weights == sorted(weights)  # from some moment on it is the new one
+    for _, _, names in found:
+        assert not [name for name in names if name.startswith(".")], names
+
+
+def test_a_folder_of_the_peer_loads(tmp_path):
+    """Written by accelerate 1.15.0 with AdamW and StepLR, and read back by weights only."""
+    accelerate = pytest.importorskip("accelerate")
+    from anydevice.training import Accelerator
+
+    def parts():
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1))
+        optimizer = torch.optim.AdamW(model.parameters())
+        return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+
+    theirs = accelerate.Accelerator(cpu=True)
+    model, optimizer, scheduler = theirs.prepare(*parts())
+    for _ in range(2):
+        theirs.backward(model(torch.ones(4, 2)).sum())
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+    theirs.save_state(str(tmp_path))
+    drawn = torch.rand(3)
+    fresh()
+    ours = Accelerator(cpu=True)
+    mine, stepping, schedule = ours.prepare(*parts())
+    ours.load_state(tmp_path)
+    assert torch.equal(torch.rand(3), drawn)
+    for a, b in zip(mine.parameters(), model.parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert schedule.get_last_lr() == scheduler.get_last_lr()
+    assert stepping.state_dict()["state"][0]["step"] == 2
+    fresh()

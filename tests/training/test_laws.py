@@ -1,0 +1,20 @@
+"""What holds on several processes; the checks are in `laws_ranks.py`."""
+
+from __future__ import annotations
+
+import pytest
+from launching import run_ranks
+from training import laws_ranks
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_all_laws(size):
+    for failed in run_ranks(laws_ranks.all_checks, size, timeout=250):
+        assert not failed, "\n".join(f"{check}: {text}" for check, text in failed.items())
+
+
+def test_a_save_that_not_all_ranks_make_is_an_error_that_names_their_lines(tmp_path):
+    for message in run_ranks(laws_ranks.a_call_that_not_all_make, 2, "cpu", str(tmp_path / "c")):
+        assert "save_state" in message
+        assert "wait_for_everyone" in message
+        assert message.count("laws_ranks.py:") == 2, message
