@@ -50,7 +50,9 @@ class Failed:
         return f"Failed({self.error!r}):\n{self.text}"
 
 
-def run_ranks(function, size, device_type="cpu", *args, timeout=60, check=True, environment=None):
+def run_ranks(
+    function, size, device_type="cpu", *args, timeout=60, check=True, environment=None, imports=()
+):
     """Call ``function(rank, size, *args)`` in ``size`` processes, and return their results.
 
     Args:
@@ -61,6 +63,8 @@ def run_ranks(function, size, device_type="cpu", *args, timeout=60, check=True, 
         timeout: in seconds, after which those that still run are killed.
         check: raise where a rank fails; else its result is a `Failed`.
         environment: more variables; None takes one away.
+        imports: modules that are imported once, before the ranks are forked, where each of them
+            would import them: ``torch._dynamo`` takes seconds.
     """
     job = {
         "file": function.__code__.co_filename,
@@ -71,6 +75,7 @@ def run_ranks(function, size, device_type="cpu", *args, timeout=60, check=True, 
         "args": args,
         "timeout": timeout,
         "environment": environment or {},
+        "imports": imports,
         "path": sys.path,
     }
     results = _server().ask(job)
@@ -173,6 +178,8 @@ def _serve():
 
 
 def _run(job):
+    for name in job["imports"]:
+        importlib.import_module(name)
     port = free_port()
     ranks = [_fork(job, rank, port) for rank in range(job["size"])]
     deadline = time.monotonic() + job["timeout"]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
-from launching import run_ranks
+from launching import run_ranks as launch
 from safetensors.torch import load_file
 from training import checkpoint_ranks
-from training.loops import Net, fresh
+from training.loops import HEAVY, Net, fresh
+
+run_ranks = functools.partial(launch, imports=HEAVY)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +46,7 @@ def test_everything_comes_back(tmp_path):
 def test_a_kill_while_saving_leaves_a_whole_checkpoint(tmp_path):
     """At each file operation of the second save."""
     (found,) = run_ranks(checkpoint_ranks.kills, 1, "cpu", str(tmp_path), 60, timeout=200)
-    assert len(found) > 20
+    assert len(found) > 12
     assert {died for died, _, _ in found[:-1]} == {True}
     weights = [weight for _, weight, _ in found]
     assert set(weights) == {1.0, 2.0}

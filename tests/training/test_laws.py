@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
-from launching import run_ranks
+from launching import run_ranks as launch
 from training import laws_ranks
+from training.loops import HEAVY
+
+run_ranks = functools.partial(launch, imports=HEAVY)
 
 
 @pytest.mark.parametrize("size", [2, 4])

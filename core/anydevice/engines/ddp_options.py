@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.distributed import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from anydevice.errors import OptionError

@@ -15,30 +15,44 @@ __all__ = ["follow", "positions_to_names"]
 
 
 @contextlib.contextmanager
-def follow(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[None]:
+def follow(
+    model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], *, with_state: bool = False
+) -> Iterator[None]:
     """Let the context replace the model's parameters; optimizers then have those of the same names.
+
+    A model's parameters become other objects where they are sharded, and also where it is moved to
+    a device whose tensors are of another kind than the host's.
+
+    Args:
+        model: whose parameters are replaced.
+        optimizers: those that may have them.
+        with_state: an optimizer's state goes with its parameters: they are moved, not divided.
 
     Raises:
         OptionError: an optimizer has state already, which would be lost.
     """
     names = {id(p): name for name, p in model.named_parameters(remove_duplicate=False)}
-    named: list[tuple[dict[str, Any], list[str | None]]] = []
+    named: list[tuple[torch.optim.Optimizer, dict[str, Any], list[str | None]]] = []
     for optimizer in optimizers:
         groups = optimizer.param_groups
-        mine = [any(id(p) in names for p in group["params"]) for group in groups]
-        if any(mine) and any(optimizer.state.get(p) for g in groups for p in g["params"]):
+        mine = [p for group in groups for p in group["params"] if id(p) in names]
+        if not with_state and any(optimizer.state.get(p) for p in mine):
             raise OptionError(
                 "the optimizer has state of steps before prepare, which sharding would lose. "
                 "Prepare it before its first step, and load its state after"
             )
-        named += [(group, [names.get(id(p)) for p in group["params"]]) for group in groups]
+        named += [(optimizer, g, [names.get(id(p)) for p in g["params"]]) for g in groups]
     yield
     new = dict(model.named_parameters(remove_duplicate=False))
-    for group, its_names in named:
+    for optimizer, group, its_names in named:
+        old = group["params"]
         group["params"] = [
             parameter if name is None else new[name]
-            for parameter, name in zip(group["params"], its_names, strict=True)
+            for parameter, name in zip(old, its_names, strict=True)
         ]
+        for before, now in zip(old, group["params"], strict=True):
+            if before is not now and before in optimizer.state:
+                optimizer.state[now] = optimizer.state.pop(before)
 
 
 def positions_to_names(

@@ -10,6 +10,7 @@ from torch import nn
 from anydevice.engines.base import Engine
 from anydevice.engines.placing import check_placement, place_optimizer
 from anydevice.engines.precise import MixedPrecision
+from anydevice.engines.renaming import follow
 from anydevice.modules import extract_model_from_parallel
 
 __all__ = ["SingleEngine"]
@@ -23,8 +24,12 @@ class SingleEngine(Engine):
     def prepare(
         self, models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]
     ) -> tuple[list[nn.Module], list[torch.optim.Optimizer]]:
-        """Move to the device and set the precision; parameters stay the same objects."""
-        prepared = [self.wrap(self.place(model)) for model in models]
+        """Move to the device and set the precision; optimizers follow the parameters."""
+        prepared = []
+        for model in models:
+            with follow(model, optimizers, with_state=True):
+                placed = self.place(model)
+            prepared.append(self.wrap(placed))
         for optimizer in optimizers:
             place_optimizer(optimizer)
         return prepared, list(optimizers)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from anydevice.engines.fsdp2 import FSDP2Engine
+from anydevice.engines.renaming import follow
 from anydevice.errors import ModelError, OptionError
 
 __all__ = ["TensorParallelEngine", "plan_of"]
@@ -30,8 +31,11 @@ class TensorParallelEngine(FSDP2Engine):
         """Divide each model's layers in place, then shard it over the data-parallel processes."""
         from torch.distributed.tensor.parallel import parallelize_module
 
-        from anydevice.engines.renaming import follow
-
+        if self.setup.scaler is not None:
+            raise OptionError(
+                "mixed_precision='fp16' with tp_size: the loss scaler cannot take divided and "
+                "undivided gradients together. Use 'bf16' or 'no'"
+            )
         for model in models:
             plan = plan_of(model, self.setup.mesh["tp"].size())
             with follow(model, optimizers):
@@ -39,6 +43,8 @@ class TensorParallelEngine(FSDP2Engine):
                 parallelize_module(model, self.setup.mesh["tp"], plan)
                 if self._shards:
                     self._shard(model)
+        for optimizer in optimizers:
+            _step_one_by_one(optimizer)
         if self._shards:
             return list(models), list(optimizers)
         return [self.wrap(model) for model in models], list(optimizers)
@@ -50,6 +56,22 @@ class TensorParallelEngine(FSDP2Engine):
     def no_sync(self, model: nn.Module) -> Any:
         """Gradients stay unreduced where they would be reduced."""
         return super().no_sync(model) if self._shards else contextlib.nullcontext()
+
+
+def _step_one_by_one(optimizer: torch.optim.Optimizer) -> None:
+    """Keep an optimizer from stepping divided and undivided parameters in one operation."""
+    for group in optimizer.param_groups:
+        meshes = {getattr(parameter, "device_mesh", None) for parameter in group["params"]}
+        if len(meshes) < 2:
+            continue
+        if group.get("fused"):
+            raise OptionError(
+                f"{type(optimizer).__name__}(fused=True) cannot step layers that are divided "
+                "together with others that are not. Give each kind a parameter group of its own, "
+                "or leave fused out"
+            )
+        if "foreach" in group:
+            group["foreach"] = False
 
 
 def plan_of(model: nn.Module, size: int) -> dict[str, Any]:
