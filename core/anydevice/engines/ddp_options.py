@@ -94,7 +94,7 @@ class DistributedDataParallelKwargs(KwargsHandler):
             return hook(state, bucket)
 
         exchange.__annotations__ = {
-            "bucket": GradBucket,
+            "bucket": torch.distributed.GradBucket,  # type: ignore[attr-defined]
             "return": torch.futures.Future[torch.Tensor],
         }
         model.register_comm_hook(state, exchange)
