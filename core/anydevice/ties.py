@@ -37,8 +37,10 @@ class Ties:
     def __init__(self) -> None:
         self._count = 0
         self._by_id: dict[int, int] = {}
-        #: Tensors with their numbers, by the address of their storage.
-        self._by_storage: dict[int, list[tuple[torch.Tensor, int]]] = {}
+        #: The first tensor of each storage and its number, by the storage's address.
+        self._first: dict[int, tuple[torch.Tensor, int]] = {}
+        #: Numbers by address and view, of storages that have several tensors.
+        self._by_view: dict[tuple[Any, ...], int] = {}
 
     def number(self, tensor: torch.Tensor) -> int:
         """The number of a tensor: from 0 up, in the order in which they are met."""
@@ -49,11 +51,10 @@ class Ties:
         number = self._count
         address = storage_address(tensor)
         if address is not None:
-            same = self._by_storage.setdefault(address, [])
-            if same:  # a view of the same storage, perhaps the very same view
-                view = _view(tensor)
-                number = next((n for other, n in same if _view(other) == view), number)
-            same.append((tensor, number))
+            first = self._first.setdefault(address, (tensor, number))
+            if first[0] is not tensor:  # a view of the same storage, perhaps the very same view
+                self._by_view.setdefault((address, *_view(first[0])), first[1])
+                number = self._by_view.setdefault((address, *_view(tensor)), number)
         self._by_id[key] = number
         self._count = max(self._count, number + 1)
         return number

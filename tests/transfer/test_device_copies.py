@@ -9,7 +9,7 @@ from torch import nn
 
 from anydevice.devices import CPU, parse_device
 from anydevice.errors import UnplacedWeightError
-from anydevice.transfer import Engine
+from anydevice.transfer import Engine, copy_batch
 from anydevice.weights import iter_modules, iter_slots
 
 
@@ -414,3 +414,23 @@ def test_buffers_that_are_written_to_unseen_come_home_while_training(sim):
     with group.call():
         pass
     assert module.codes._version == version
+
+
+@pytest.mark.parametrize("pin_budget", [None, 0])
+def test_a_default_device_of_the_users_changes_nothing(sim, pin_budget):
+    module = nn.Linear(4, 4)
+    x = torch.randn(2, 4)
+    wanted = module(x)
+    group = Engine(pin_budget=pin_budget).group(
+        "m", list(iter_modules(module)), parse_device("sim:0")
+    )
+    torch.set_default_device("sim:0")
+    try:
+        for _ in range(2):
+            with torch.no_grad(), group.call():
+                got = module(x.to("sim:0"))
+            assert torch.allclose(got.cpu(), wanted, atol=1e-6)
+        (arrived,) = copy_batch([x], parse_device("sim:1"))
+    finally:
+        torch.set_default_device(None)
+    assert torch.equal(arrived.cpu(), x)

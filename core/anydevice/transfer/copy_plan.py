@@ -143,7 +143,7 @@ def bytes_of(tensor: torch.Tensor, nbytes: int) -> torch.Tensor:
     block = block_of(tensor)
     if block is not None:
         return block.narrow(0, tensor.data_ptr() - block.data_ptr(), nbytes)
-    view = torch.empty(0, dtype=torch.uint8)
+    view = torch.empty(0, dtype=torch.uint8, device="cpu")
     start = tensor.storage_offset() * tensor.element_size()
     return view.set_(tensor.untyped_storage(), start, (nbytes,), (1,))
 

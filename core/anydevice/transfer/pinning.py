@@ -58,7 +58,7 @@ def pin_host_tensors(
     if not chosen or not budget.take(offsets[-1]):
         return
     try:
-        block = backend.pin_memory(torch.empty(offsets[-1], dtype=torch.uint8))
+        block = backend.pin_memory(torch.empty(offsets[-1], dtype=torch.uint8, device="cpu"))
         if not block.is_pinned():
             return
     except RuntimeError:  # the system allows no more: go on without

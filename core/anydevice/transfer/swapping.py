@@ -76,7 +76,6 @@ def _restore(
     swap: SwappedTensor, busy: set[int], written: set[int], device: torch.device, compares: bool
 ) -> None:
     slot, original, copy = swap.slot, swap.original, swap.copy
-    table = slot.table
     now = slot.get()
     if now is copy:
         if id(copy) not in written:
@@ -88,7 +87,7 @@ def _restore(
         if swap.attributes or copy.__dict__:
             attributes_back(copy, original, swap.attributes)
         # Last: until here, whoever is interrupted can begin anew.
-        table[slot.name] = original
+        slot.put(original)
         if copy.requires_grad and copy.is_leaf:
             pass_gradient_on(copy, original)
     elif now is not None and now is not original and now.device == device:
