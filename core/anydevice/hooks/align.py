@@ -14,14 +14,13 @@ from anydevice.devices import CPU, Device, DeviceLike, parse_device
 from anydevice.errors import ModelError, UnplacedWeightError
 from anydevice.hooks.aliases import Alias, find_aliases
 from anydevice.hooks.base import ModelHook
-from anydevice.hooks.cross_device import with_alignment, without_alignment
-from anydevice.hooks.current_device import current_device
+from anydevice.hooks.execution import are_there, execute
 from anydevice.hooks.forward import HOOK
 from anydevice.hooks.moving import allow_moves, refuse_moves
 from anydevice.hooks.resumable import RESUMABLE, Call, resume
 from anydevice.hooks.writeback import SentArguments
 from anydevice.modules import own_device
-from anydevice.tensors import all_on_device, find_device, move_tensor, send_to_device
+from anydevice.tensors import find_device, move_tensor, send_to_device
 from anydevice.text import list_some
 from anydevice.ties import gather_weights
 from anydevice.transfer import Engine, GroupCall, OffloadGroup, PassCall
@@ -113,6 +112,8 @@ class AlignDevicesHook(ModelHook):
         self._watched: Sequence[tuple[dict[str, Any], tuple[Any, ...]]] = ()
         self._aliases: Sequence[Alias] = ()
         self._loading: Any = None
+        #: Whether a call only needs weights and arguments in place, and the forward no context.
+        self._is_plain = self._is_direct = False
 
     @classmethod
     def planned(
@@ -190,6 +191,20 @@ class AlignDevicesHook(ModelHook):
         owners = modules if watched is True else watched or ()
         self._watched = [(m._modules, tuple(m._modules.values())) for m in owners]
         self._aliases = find_aliases(modules)
+        self._simplify()
+
+    def _simplify(self) -> None:
+        """Find out what a call of this hook never has to do, so that it costs nothing."""
+        kind = type(self)
+        self._is_plain = (
+            self.passes is None
+            and not self.io_same_device
+            and not self._aliases
+            and kind.pre_forward is AlignDevicesHook.pre_forward
+            and kind.post_forward is AlignDevicesHook.post_forward
+        )
+        on_device = self._device is not None and self._device.is_accelerator
+        self._is_direct = self.align is None and not on_device
 
     def _own_device(self, module: nn.Module) -> Device:
         if self._device is not None:
@@ -212,7 +227,7 @@ class AlignDevicesHook(ModelHook):
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Send arguments to the execution device; what is there stays as it is."""
         target = self._target
-        if target is not None and not _are_there(args, kwargs, target):
+        if target is not None and not are_there(args, kwargs, target):
             args = send_to_device(args, target, skip_keys=self.skip_keys)
             kwargs = send_to_device(kwargs, target, skip_keys=self.skip_keys)
         return args, kwargs
@@ -234,6 +249,32 @@ class AlignDevicesHook(ModelHook):
             if tuple(children.values()) != expected:
                 self._regroup(module)
                 break
+        group = self.group
+        if (
+            self._is_plain
+            and (group is None or group.is_ready())
+            and are_there(args, kwargs, self._target)
+        ):  # the usual call: nothing has to be moved, so there is nothing to undo
+            try:
+                if self._is_direct:
+                    output = forward(*args, **kwargs)
+                else:
+                    output = execute(self._device, None, self.align, forward, args, kwargs)
+            except RuntimeError as error:
+                self._explain(module, error)
+                raise
+            if type(output) not in RESUMABLE:
+                return output
+            return self._resume(module, output, None, self.align, None)
+        return self._run(module, forward, args, kwargs)
+
+    def _run(
+        self,
+        module: nn.Module,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
         input_device = find_device((args, kwargs)) if self.io_same_device else None
         kind = type(self)
         sent, align = None, self.align
@@ -243,16 +284,13 @@ class AlignDevicesHook(ModelHook):
                 self._enter(calls)
                 if kind.pre_forward is not AlignDevicesHook.pre_forward:
                     args, kwargs = self.pre_forward(module, *args, **kwargs)
-                if self._target is not None and not _are_there(args, kwargs, self._target):
-                    assert self._device is not None
+                if self._device is not None and not are_there(args, kwargs, self._target):
                     sent = SentArguments(args, kwargs, self._device, self.skip_keys)
                     args, kwargs = sent.args, sent.kwargs
                     align = align or sent.have_modules or align
-                output = self._execute(sent, align, forward, args, kwargs)
+                output = execute(self._device, sent, align, forward, args, kwargs)
                 if type(output) in RESUMABLE:
-                    step = partial(self._step, sent, align)
-                    finish = partial(self._finish, module, input_device)
-                    return resume(output, Call(self._hold, step, finish))
+                    return self._resume(module, output, sent, align, input_device)
                 if kind.post_forward is not AlignDevicesHook.post_forward:
                     output = self.post_forward(module, output)
             finally:
@@ -266,32 +304,21 @@ class AlignDevicesHook(ModelHook):
             return send_to_device(output, input_device, skip_keys=self.skip_keys)
         return output
 
-    def _execute(
+    def _resume(
         self,
+        module: nn.Module,
+        body: Any,
         sent: SentArguments | None,
         align: bool | None,
-        forward: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        input_device: torch.device | None,
     ) -> Any:
-        """Run the forward, or a step of it, in the context that is this thread's."""
-        try:
-            with current_device(self._device):
-                if align is None:
-                    return forward(*args, **kwargs)
-                return (with_alignment if align else without_alignment)(forward, args, kwargs)
-        finally:
-            if sent is not None:
-                sent.write_back()
+        """Run a forward that returned before its body has run."""
 
-    def _step(
-        self,
-        sent: SentArguments | None,
-        align: bool | None,
-        function: Callable[[Any], Any],
-        value: Any,
-    ) -> Any:
-        return self._execute(sent, align, function, (value,), {})
+        def step(function: Callable[[Any], Any], value: Any) -> Any:
+            return execute(self._device, sent, align, function, (value,), {})
+
+        finish = partial(self._finish, module, input_device)
+        return resume(body, Call(self._hold, step, finish))
 
     @contextlib.contextmanager
     def _hold(self) -> Iterator[None]:
@@ -396,23 +423,6 @@ class AlignDevicesHook(ModelHook):
             and tensor.device != self._target
             and id(tensor) not in brought
         ]
-
-
-def _are_there(args: tuple[Any, ...], kwargs: dict[str, Any], target: torch.device) -> bool:
-    """Whether no argument has to move: a few comparisons, as it is asked at every call."""
-    for item in args:
-        if type(item) is torch.Tensor:
-            if item.device != target:
-                return False
-        elif not all_on_device(item, target):
-            return False
-    for item in kwargs.values():
-        if type(item) is torch.Tensor:
-            if item.device != target:
-                return False
-        elif not all_on_device(item, target):
-            return False
-    return True
 
 
 def _settle(module: nn.Module, *_args: Any) -> None:

@@ -18,21 +18,22 @@ from torch import nn
 
 from anydevice.hooks.cross_device import is_aligned
 
-__all__ = ["is_compiler_active", "is_compiling", "never_traced", "run_outside_graph"]
+__all__ = ["current_compiler", "is_compiling", "never_traced", "run_outside_graph", "thread"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _frames: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
-_current_compiler: Callable[[], Any] = getattr(_frames, "get_eval_frame_callback", lambda: None)
+#: The compiler that is at work in the calling thread; None without one.
+current_compiler: Callable[[], Any] = getattr(_frames, "get_eval_frame_callback", lambda: None)
 
 #: Whether the compiler is tracing the code that asks.
 is_compiling = torch.compiler.is_compiling
 
 
-class _Local(threading.local):
+class _Thread(threading.local):
     suspended: Any = None  # the compiler of this thread, while hooks work
 
 
-_local = _Local()
+thread = _Thread()
 
 
 def never_traced(function: _Function) -> _Function:
@@ -47,11 +48,6 @@ def never_traced(function: _Function) -> _Function:
         strategy = _frames._FrameExecStrategy(action.SKIP, action.DEFAULT)
         _frames.set_code_exec_strategy(function.__code__, strategy)
     return function
-
-
-def is_compiler_active() -> bool:
-    """Whether the calling thread runs code that is compiled, or hooks around such code."""
-    return _current_compiler() is not None or _local.suspended is not None
 
 
 @never_traced
@@ -71,14 +67,14 @@ def run_outside_graph(
         args: positional arguments.
         kwargs: keyword arguments.
     """
-    compiler, before = _current_compiler(), _local.suspended
+    compiler, before = current_compiler(), thread.suspended
     if compiler is not None:
-        _local.suspended = compiler
+        thread.suspended = compiler
         _frames.set_eval_frame(None)
     try:
         return run(module, partial(_resume, forward), args, kwargs)
     finally:
-        _local.suspended = before
+        thread.suspended = before
         if compiler is not None:
             _frames.set_eval_frame(compiler)
 
@@ -88,8 +84,8 @@ def _resume(forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Call a module's own forward with the compiler at work again."""
     if is_aligned():
         return forward(*args, **kwargs)
-    before = _current_compiler()
-    _frames.set_eval_frame(_local.suspended)
+    before = current_compiler()
+    _frames.set_eval_frame(thread.suspended)
     try:
         return forward(*args, **kwargs)
     finally:

@@ -87,8 +87,10 @@ def _step(
     return execute(device, sent, align, function, (value,), {})
 
 
-def are_there(args: tuple[Any, ...], kwargs: dict[str, Any], target: torch.device) -> bool:
+def are_there(args: tuple[Any, ...], kwargs: dict[str, Any], target: torch.device | None) -> bool:
     """Whether no argument has to move: a few comparisons, as it is asked at every call."""
+    if target is None:
+        return True
     for item in args:
         if type(item) is torch.Tensor:
             if item.device != target:

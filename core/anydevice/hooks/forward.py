@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-import types
 import weakref
 from collections.abc import Callable
+from types import MethodType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -18,10 +18,11 @@ from torch import nn
 
 from anydevice.errors import ModelError
 from anydevice.hooks.compiling import (
-    is_compiler_active,
+    current_compiler,
     is_compiling,
     never_traced,
     run_outside_graph,
+    thread,
 )
 
 if TYPE_CHECKING:
@@ -151,9 +152,12 @@ class HookedForward(OfModule):
             return self.__self__  # raises
         state = module.__dict__
         hook: ModelHook = state[HOOK]
-        if is_compiler_active():
-            return run_outside_graph(hook.run_forward, module, state[ORIGINAL], args, kwargs)
-        return hook.run_forward(module, state[ORIGINAL], args, kwargs)
+        forward = state[ORIGINAL]
+        if current_compiler() is not None or thread.suspended is not None:
+            return run_outside_graph(hook.run_forward, module, forward, args, kwargs)
+        if type(forward) is OwnForward:
+            forward = MethodType(type(module).forward, module)
+        return hook.run_forward(module, forward, args, kwargs)
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:
@@ -183,13 +187,13 @@ class PartForward(HookedForward):
         self.group = group
 
     @property
-    def forward(self) -> types.MethodType:
+    def forward(self) -> MethodType:
         """What stands as ``forward``: the compiler takes methods of several objects for the same.
 
         Of callable objects it would compile the block around them for each anew.
         """
         kind: Any = type(self.__self__)
-        return types.MethodType(_part_function(kind), self)
+        return MethodType(_part_function(kind), self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.__self__, self.group)

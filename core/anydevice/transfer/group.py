@@ -89,6 +89,9 @@ class OffloadGroup:
         self._torch_device = self.device.torch
         #: Ids of the calls for which something was copied.
         self._inside: set[int] = set()
+        #: Whether a call of any thread is inside, and device copies stand in the modules. A plain
+        #: value: the compiler guards on what it reads.
+        self.is_entered = False
         self.prefetch_score = 0
         self.plan: tuple[Any, CopyPlan] | None = None
         self.was_pinned = False
@@ -113,11 +116,6 @@ class OffloadGroup:
     def call(self) -> GroupCall:
         """A call of the module; see `GroupCall`."""
         return GroupCall(self)
-
-    @property
-    def is_entered(self) -> bool:
-        """Whether a call of any thread is inside, and device copies stand in the modules."""
-        return bool(self._inside)
 
     # ------------------------------------------------------------------ its weights
 
@@ -232,6 +230,7 @@ class GroupCall:
         if group.is_ready():
             return
         group._inside.add(id(self))
+        group.is_entered = True
         group._engine.enter(group, held)
         if torch.is_grad_enabled():
             swapped = (swap for residency in held for swap in residency.swapped)
@@ -246,6 +245,7 @@ class GroupCall:
             self._group._engine.leave(self._held)
         self._saved = None
         self._group._inside.discard(id(self))
+        self._group.is_entered = bool(self._group._inside)
 
     def __enter__(self) -> GroupCall:
         try:
@@ -273,6 +273,7 @@ _RUN_TIME: Final = frozenset(
         "_tables",
         "_torch_device",
         "_inside",
+        "is_entered",
         "prefetch_score",
         "plan",
         "was_pinned",
