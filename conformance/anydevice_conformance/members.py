@@ -14,7 +14,7 @@ from anydevice_conformance.data import DTYPES, same_bits
 from anydevice_conformance.situations import restored
 from anydevice_conformance.subject import Subject
 
-__all__ = ["Probe", "probes"]
+__all__ = ["Probe", "kinds_of_moves", "probes"]
 
 _MIB: Final = 1 << 20
 #: What a backend declares, once and for all.
@@ -521,3 +521,48 @@ def _pinning(subject: Subject) -> Probe:
         assert again.data_ptr() != pinned.data_ptr(), "two results are one memory"
 
     return Probe("pin_memory", run, lambda index: backend.pin_memory(torch.ones(30)))
+
+
+def kinds_of_moves(subject: Subject) -> dict[str, Callable[[int], object]]:
+    """Moves of many kinds, also ones that fail: for many times."""
+    backend = subject.backend
+    plain = torch.arange(64.0)
+    turned = plain.view(8, 8).t()
+    wide = torch.ones(1, dtype=torch.uint8).expand(1 << 46)
+    there = {index: plain.to(subject.device(index)) for index in subject.indices}
+    leaf = torch.nn.Parameter(plain.clone())
+
+    def waited(index: int, moved: torch.Tensor) -> None:
+        del moved
+        backend.synchronize(index)
+
+    found: dict[str, Callable[[int], object]] = {
+        "a non-blocking move to the device": lambda i: waited(
+            i, subject.put(plain, i, non_blocking=True)
+        ),
+        "a move of a transposed tensor": lambda i: subject.put(turned, i),
+        "a move of a Parameter": lambda i: subject.put(leaf, i),
+        "a move to the host": lambda i: subject.fetch(there[i]),
+        "a non-blocking move to the host": lambda i: waited(
+            i, subject.fetch(there[i], non_blocking=True)
+        ),
+        "a move of what is there": lambda i: subject.put(there[i], i),
+    }
+    if not subject.is_host:
+        found["a move that has no room"] = lambda i: subject.put(wide, i)
+    if subject.capabilities.pinned_memory:
+        pinned = backend.pin_memory(plain)
+        found["a non-blocking move from pinned memory"] = lambda i: waited(
+            i, subject.put(pinned, i, non_blocking=True)
+        )
+        found["pinning a transposed tensor"] = lambda i: backend.pin_memory(turned)
+        found["pinning a tensor of the device"] = lambda i: backend.pin_memory(there[i])
+    if len(subject.indices) > 1:
+        others = {i: subject.indices[n - 1] for n, i in enumerate(subject.indices)}
+        found["a move between devices"] = lambda i: subject.put(there[i], others[i])
+        found["a non-blocking move between devices"] = lambda i: waited(
+            i, subject.put(there[i].view(8, 8).t(), others[i], non_blocking=True)
+        )
+    if subject.infers:
+        found["a move in inference mode"] = torch.inference_mode()(lambda i: subject.put(plain, i))
+    return found

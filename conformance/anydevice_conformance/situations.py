@@ -58,6 +58,9 @@ class Situation:
 def situations(subject: Subject) -> st.SearchStrategy[Situation]:
     """Every situation that the backend can be in."""
     indices = st.sampled_from(subject.indices)
+    if subject.capabilities.streams:
+        for index in subject.indices:  # made now, so that they are no leak of what follows
+            side_stream(subject, index)
     settable = hasattr(subject.module, "set_device") and not subject.is_host
     modes = [m for m in MODES if m != "inference_mode" or subject.infers]
     return st.builds(

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import torch
 
+from anydevice_conformance.holdings import nothing_kept
 from anydevice_conformance.laws import hold
 from anydevice_conformance.marks import two_devices
 from anydevice_conformance.moves import Move, check_move, moves
@@ -46,7 +47,8 @@ def _hold(subject: Subject, situations, examples: int) -> None:  # type: ignore[
     def law(move: Move) -> None:
         check_move(subject, move, lambda tensor: alive.append(weakref.ref(tensor)))
 
-    hold(subject, situations, law, examples=examples)
+    with nothing_kept(subject, "moves in many situations"):
+        hold(subject, situations, law, examples=examples)
     subject.synchronize_all()
     gc.collect()
     kept = sum(tensor() is not None for tensor in alive[:-_IN_FLIGHT])
