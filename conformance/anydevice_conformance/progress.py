@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from anydevice_conformance.report import advice
+from anydevice_conformance.report.verdict import scope
 from anydevice_conformance.specification import GROUPS
 from anydevice_conformance.statuses import Status, highest
 
@@ -51,18 +52,27 @@ class Progress:
 def summary(report: Mapping[str, Any], folder: Path) -> str:
     """The verdict, what to fix, and where the report is."""
     lines = [""]
+    failed = advice.bad_paragraphs(report)
     bad = [r for r in report["results"] if Status.parse(r["status"]) >= Status.FAILED]
     for result in bad:
         lines.append(f"{result['status'].upper()} {result['paragraph']} {result['check']}")
         lines += [f"    {line}" for line in result["message"].splitlines()[:4]]
-        lines.append(f"    Fix: {advice.fix(result)}")
+        lines.append(f"    Fix: {advice.fix(result, failed)}")
     lines += [f"FLAG {flag['message']}" for flag in report["flags"]]
     colour = {"certified": "\033[32m", "failed": "\033[31m", "error": "\033[31m"}
     mark, end = (
         (colour.get(report["verdict"], "\033[33m"), "\033[0m") if sys.stdout.isatty() else ("", "")
     )
-    lines.append(f"\nVerdict: {mark}{report['verdict']}{end}")
+    lines.append(f"\nVerdict: {mark}{report['verdict']}{end}{scope(report)}")
+    lines += _unclaimed(report)
     if not bad:
         lines += [f"    {reason}" for reason in report["because"][:8]]
     lines.append(f"{report['stamps']['seconds']:.1f} s. Report: {folder / 'report.html'}")
     return "\n".join(lines)
+
+
+def _unclaimed(report: Mapping[str, Any]) -> list[str]:
+    """What the verdict does not speak of."""
+    entries = report["stamps"].get("capabilities", {})
+    names = [name for name, entry in entries.items() if not entry["claimed"]]
+    return [f"    not claimed, so not checked: {', '.join(names)}"] if names else []

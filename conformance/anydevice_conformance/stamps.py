@@ -13,6 +13,7 @@ import torch
 
 import anydevice
 from anydevice_conformance.catalogue import suite_digest
+from anydevice_conformance.simulator import installed_name
 from anydevice_conformance.subject import Subject
 
 __all__ = ["command_line", "device_stamps", "stamps"]
@@ -46,6 +47,8 @@ def device_stamps(subject: Subject) -> dict[str, Any]:
     """Names and sizes of the devices, or why there is none, and the driver's version."""
     return {
         "no_device_because": subject.why_none() if not subject.indices else "",
+        # Asked once the devices are there: the first question may have made them.
+        "simulated": installed_name() == subject.type,
         "driver": _try(lambda: str(subject.backend.driver_version())) or "",
         "devices": [
             {

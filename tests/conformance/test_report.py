@@ -11,10 +11,12 @@ import xml.etree.ElementTree as ElementTree
 import jsonschema
 import pytest
 
+from anydevice.text import format_bytes
 from anydevice_conformance import report as reports
 from anydevice_conformance.catalogue import load_catalogue, suite_digest
 from anydevice_conformance.known import load_known
 from anydevice_conformance.progress import summary
+from anydevice_conformance.report import advice
 from anydevice_conformance.report.badge import badge
 from anydevice_conformance.report.junit import junit
 from anydevice_conformance.report.page import page
@@ -305,7 +307,13 @@ def test_page_stands_alone_and_escapes(mixed):
     assert "Foo &lt;1000&gt;" in html
     assert not re.search(r"<(?:script|link|img|iframe)\b", html)
     assert "https://" not in html.replace("https://foo.example", "")
-    for words in ("MOV-007", "What to fix", "Works, but is not claimed", "0-transposed", "535.1"):
+    for words in (
+        "MOV-007",
+        "What to fix",
+        "Works, but is not claimed",
+        "device 0, transposed",
+        "535.1",
+    ):
         assert words in html
 
 
@@ -324,7 +332,7 @@ def test_badge_is_svg(mixed):
     root = ElementTree.fromstring(badge(mixed))
     assert root.tag.endswith("svg")
     texts = [element.text for element in root.iter() if element.tag.endswith("text")]
-    assert texts == ["anydevice spec 1.1 · foo", "failed"]
+    assert texts == ["anydevice spec 1.1 · foo", "failed on 1 device"]
 
 
 def test_write_writes_all_four(mixed, tmp_path):
@@ -336,3 +344,72 @@ def test_write_writes_all_four(mixed, tmp_path):
         "report.json",
     ]
     assert reports.validate(json.loads((tmp_path / "report.json").read_text())) == []
+
+
+# ---------------------------------------------------------------------- what a reader looks for
+
+
+def test_a_simulator_is_never_certified():
+    report = reports.build([{**STAMPS, "simulated": True}, *events()[1:]])
+    assert (report["verdict"], report["certified"]) == ("passed on a simulator", False)
+    assert reports.validate(report) == []
+    assert reports.decide(report).exit_code == 0
+    assert "on 1 simulated device" in badge(report)
+    assert "says nothing of any hardware" in page(report)
+
+
+def test_the_number_of_devices_stands_in_verdict_and_badge(tmp_path):
+    two = [{"index": i, "name": "Foo", "total": 64 << 20} for i in range(2)]
+    report = reports.build([{**STAMPS, "devices": two}, *events()[1:]])
+    for text in (page(report), badge(report), summary(report, tmp_path)):
+        assert "on 2 devices" in text
+    assert format_bytes(64 << 20) in page(report)
+
+
+def test_causes_stand_before_symptoms():
+    changed = {"test_MOV_007_strides": "failed", "test_INF_001_auto_map": "failed"}
+    changed["test_DTY_007_result_dtypes"] = "failed"
+    html = page(reports.build(events(**changed))).partition("What to fix")[2]
+    places = [html.index(f'id="{name}"') for name in sorted(changed, key=CHECKS.index)]
+    assert places == sorted(places)
+
+
+def test_advice_leads_only_to_what_failed_too():
+    alone = reports.build(events(test_INF_001_auto_map="failed"))
+    both = reports.build(
+        events(test_INF_001_auto_map="failed", test_MOV_017_between_devices="failed")
+    )
+    for report, there in ((alone, False), (both, True)):
+        (result,) = [r for r in report["results"] if r["check"] == "test_INF_001_auto_map"]
+        text = advice.fix(result, advice.bad_paragraphs(report))
+        assert ("MOV-017" in text) == there
+        assert "MEM-009" not in text
+        assert ("report it to anydevice" in text) != there
+
+
+def test_a_failure_shows_its_first_line_and_its_counterexample():
+    message = "values changed\nassert a == b\ncounterexample: <move of float32 (3,)>\nseed 0"
+    found = result("test_MOV_025_every_move", "failed", message, case="1")
+    html = page(reports.build([*events(), found]))
+    assert "<pre>values changed</pre>" in html
+    assert "&lt;move of float32 (3,)&gt;</code>" in html
+    assert "device 1" in html
+    assert "-k test_MOV_025_every_move" in html
+    assert 'href="#MOV-025"' in html
+    assert 'id="MOV-025"' in html
+
+
+def test_what_is_not_claimed_stands_at_the_top():
+    missing = {n: "not claimed" for n in CHECKS if "_STR_" in n}
+    html = page(reports.build(events(**missing)))
+    assert html.index("What it claims") < html.index("All checks")
+    assert "not claimed because" in html.partition("All checks")[0]
+
+
+def test_each_anchor_is_one():
+    html = page(reports.build(events(test_MOV_007_strides="failed")))
+    anchors = re.findall(r' id="([^"]+)"', html)
+    assert len(anchors) == len(set(anchors))
+    assert set(CHECKS) <= set(anchors)
+    links = re.findall(r'href="#([^"]+)"', html)
+    assert set(links) <= set(anchors)

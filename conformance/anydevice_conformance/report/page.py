@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import html
+import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from anydevice.text import format_bytes
 from anydevice_conformance.catalogue import load_catalogue
 from anydevice_conformance.report import advice
+from anydevice_conformance.report.verdict import scope
 from anydevice_conformance.specification import GROUPS, load_specification
 from anydevice_conformance.statuses import Status
 
@@ -37,6 +40,10 @@ _VERDICTS: Final = {
         "var(--known)",
         "Nothing failed, but this was not a full run of the suite: no certificate.",
     ),
+    "passed on a simulator": (
+        "var(--hardware)",
+        "Every check passed, on devices that are simulated: that says nothing of any hardware.",
+    ),
     "passed with known failures": (
         "var(--known)",
         "All that failed is on the vendor's list of known failures: no certificate.",
@@ -60,13 +67,15 @@ def page(report: Mapping[str, Any]) -> str:
     style = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
     parts = [
         _hero(report),
+        _claims(report),
         _reasons(report),
         _fixes(report),
         _flags(report),
-        _groups(report["results"]),
+        _groups(report),
         _unseen(report["results"]),
         _timings(report["results"]),
         _stamps(report),
+        _paragraphs(report["results"]),
     ]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -121,7 +130,7 @@ def _hero(report: Mapping[str, Any]) -> str:
     return f"""<section class="card hero" style="--tone:{tone}">
 <p class="eyebrow">anydevice backend specification {_(report["spec"])}</p>
 <h1><code>{_(stamps.get("device_type", "?"))}</code>: \
-<span class="word">{_(report["verdict"])}</span></h1>
+<span class="word">{_(report["verdict"])}</span>{_(scope(report))}</h1>
 <p class="lede">{lede}</p>
 {_bar(counts)}{_legend(counts)}
 <h2>Tried on</h2>
@@ -152,14 +161,54 @@ def _fixes(report: Mapping[str, Any]) -> str:
     bad = [r for r in report["results"] if Status.parse(r["status"]) >= Status.FAILED]
     if not bad:
         return ""
-    bad.sort(key=lambda r: (r["known"] is not None, r["paragraph"]))
-    return f"<h2>What to fix</h2>\n{''.join(_fix(result) for result in bad)}"
+    # The results are in the specification's order: causes come before symptoms.
+    bad.sort(key=lambda r: r["known"] is not None)
+    failed = advice.bad_paragraphs(report)
+    return f"<h2>What to fix</h2>\n{''.join(_fix(report, r, failed) for r in bad)}"
 
 
-def _fix(result: Result) -> str:
+def _place(case: str) -> str:
+    """A case as a person says it: ``"device 0, transposed"`` for ``"0-transposed"``."""
+    match = re.fullmatch(r"(\d+)(?:-(.*))?", case)
+    if match is None:
+        return case
+    return f"device {match[1]}, {match[2]}" if match[2] else f"device {match[1]}"
+
+
+def _found_here(message: str) -> str:
+    """The first line of a message and the counterexample; the rest folded."""
+    lines = message.splitlines() or [""]
+    examples = [line.partition(": ")[2] for line in lines if line.startswith("counterexample: ")]
+    rest = "\n".join(lines[1:])
+    example = (
+        f'<p><span class="label">Counterexample</span><code>{_(examples[0])}</code></p>'
+        if examples
+        else ""
+    )
+    folded = f"<details class=rest><summary>All of it</summary><pre>{_(rest)}</pre></details>"
+    return f"<pre>{_(lines[0])}</pre>{example}{folded if rest.strip() else ''}"
+
+
+def _command(report: Mapping[str, Any], check: str) -> str:
+    """What runs a check alone, on the same examples."""
+    stamps = report["stamps"]
+    words = ["pytest", "--pyargs", "anydevice_conformance", "-k", check]
+    words += ["--anydevice-backend", str(stamps.get("device_type", "?"))]
+    if stamps.get("seed"):
+        words += ["--anydevice-seed", str(stamps["seed"])]
+    if stamps.get("examples"):
+        words += ["--anydevice-examples", str(stamps["examples"])]
+    return f'<code class="copy">{_(shlex.join(words))}</code>'
+
+
+def _paragraph(identity: str) -> str:
+    return f'<a class="id" href="#{identity}">{identity}</a>'
+
+
+def _fix(report: Mapping[str, Any], result: Result, failed: set[str]) -> str:
     paragraph, state = load_specification()[result["paragraph"]], _state(result)
     faulty = [c for c in result["cases"] if c["status"] == result["status"]]
-    cases = [c["case"] for c in faulty if c["case"]]
+    cases = [_place(c["case"]) for c in faulty if c["case"]]
     where = f"<p><span class=label>In</span>{_(', '.join(cases[:12]))}</p>" if cases else ""
     known = result["known"]
     excuse = (
@@ -169,12 +218,12 @@ def _fix(result: Result) -> str:
         else ""
     )
     return f"""<section class="card fix" style="--tone:{_TONES[state]}">
-<h3><span class="id">{paragraph.id}</span>{_code(paragraph.title)}</h3>
+<h3 id="{_(result["check"])}">{_paragraph(paragraph.id)}{_code(paragraph.title)}</h3>
 <p>{_code(paragraph.statement)}</p><p class="why">Why: {_code(paragraph.reason)}</p>
 {excuse}<p><span class="label">Found</span>{_code(advice.found(result))}</p>{where}
-<pre>{_(result["message"])}</pre>
-<p><span class="label">Fix</span>{_code(advice.fix(result))}</p>
-<p class="why"><code>{_(result["check"])}</code></p></section>
+{_found_here(result["message"])}
+<p><span class="label">Fix</span>{_code(advice.fix(result, failed))}</p>
+<p class="why"><span class="label">Run it</span>{_command(report, result["check"])}</p></section>
 """
 
 
@@ -193,27 +242,63 @@ def _flags(report: Mapping[str, Any]) -> str:
     return f'<h2>Works, but is not claimed</h2><div class="card">{_list(items)}</div>\n'
 
 
-def _groups(results: Sequence[Result]) -> str:
+def _claims(report: Mapping[str, Any]) -> str:
+    """What the backend claims, what it does not, and what was therefore not checked."""
+    rows = []
+    for name, entry in report["stamps"].get("capabilities", {}).items():
+        works = "works all the same" if entry["works"] and not entry["claimed"] else ""
+        word = "claimed" if entry["claimed"] else f"not claimed{works and ', '}{works}"
+        rows.append(f"<tr><td><code>{_(name)}</code></td><td>{word}</td></tr>")
+    reasons: dict[str, list[str]] = {}
+    for result in report["results"]:
+        if result["status"] == "not claimed":
+            why = (result["message"].splitlines() or ["it does not say why"])[0][:200]
+            reasons.setdefault(why, []).append(result["paragraph"])
+    items = [
+        f"{_(why)}: {', '.join(_paragraph(p) for p in dict.fromkeys(paragraphs))}"
+        for why, paragraphs in reasons.items()
+    ]
+    unseen = f"<p>Not checked, since it is not claimed:</p>{_list(items)}" if items else ""
+    if not rows and not items:
+        return ""
+    return (
+        f'<h2>What it claims</h2><div class="card"><table>{"".join(rows)}</table>{unseen}</div>\n'
+    )
+
+
+def _paragraphs(results: Sequence[Result]) -> str:
+    """The specification's paragraphs, as this version has them: what the ids link to."""
+    seen = {result["paragraph"] for result in results}
+    items = [
+        f'<p id="{p.id}"><span class="id">{p.id}</span><b>{_code(p.title)}.</b> '
+        f'{_code(p.statement)} <span class="why">{_code(p.reason)}</span></p>'
+        for p in load_specification().values()
+        if p.id in seen
+    ]
+    return f'<h2>The paragraphs</h2><div class="card paragraphs">{"".join(items)}</div>\n'
+
+
+def _groups(report: Mapping[str, Any]) -> str:
     parts = []
     for prefix, title in GROUPS.items():
-        mine = [r for r in results if r["paragraph"].startswith(prefix)]
+        mine = [r for r in report["results"] if r["paragraph"].startswith(prefix)]
         if mine:
-            parts.append(_group(title, mine))
+            parts.append(_group(report, title, mine))
     return f"<h2>All checks</h2>\n{''.join(parts)}"
 
 
-def _group(title: str, results: Sequence[Result]) -> str:
+def _group(report: Mapping[str, Any], title: str, results: Sequence[Result]) -> str:
     counts = _count(results)
     seconds = sum(r["seconds"] for r in results)
     opened = " open" if counts["failed"] or counts["error"] else ""
-    rows = "".join(_row(result) for result in results)
+    rows = "".join(_row(report, result) for result in results)
     return f"""<details class="group"{opened}><summary><h3>{title}</h3>{_bar(counts)}\
 <span class="count">{counts["passed"]} of {len(results)} · {seconds:.1f} s</span></summary>
 <div class="inner"><table>{rows}</table></div></details>
 """
 
 
-def _row(result: Result) -> str:
+def _row(report: Mapping[str, Any], result: Result) -> str:
     check, state = load_catalogue()[result["check"]], _state(result)
     runs = len(result["cases"])
     note = (
@@ -221,9 +306,14 @@ def _row(result: Result) -> str:
     )
     why = f'<p class="why">{_(note)}</p>' if note else ""
     times = f" · {runs} runs" if runs > 1 else ""
+    # A failure has its place above; the row of any other check is its place.
+    bad = Status.parse(result["status"]) >= Status.FAILED
+    anchor = "" if bad else f' id="{_(check.name)}"'
+    alone = f"<details class=rest><summary>Run it alone</summary>{_command(report, check.name)}"
     return (
-        f'<tr><td class="state"><span class="dot" style="background:{_TONES[state]}"></span>'
-        f'{state}</td><td><span class="id">{check.paragraph}</span>{_code(check.title)}{why}</td>'
+        f'<tr{anchor}><td class="state">'
+        f'<span class="dot" style="background:{_TONES[state]}"></span>'
+        f"{state}</td><td>{_paragraph(check.paragraph)}{_code(check.title)}{why}{alone}</details></td>"
         f'<td class="num">{result["seconds"]:.2f} s{times}</td></tr>\n'
     )
 
@@ -262,13 +352,8 @@ def _timings(results: Sequence[Result]) -> str:
 
 def _stamps(report: Mapping[str, Any]) -> str:
     stamps = report["stamps"]
-    capabilities = [
-        f"{name}{' (works)' if entry['works'] and not entry['claimed'] else ''}"
-        for name, entry in stamps.get("capabilities", {}).items()
-        if entry["claimed"] or entry["works"]
-    ]
     devices = [
-        f"{d['index']}: {d['name']}" + (f", {d['total'] / 2**30:.1f} GiB" if d["total"] else "")
+        f"{d['index']}: {d['name']}" + (f", {format_bytes(d['total'])}" if d["total"] else "")
         for d in stamps.get("devices", [])
     ]
     facts = {
@@ -278,7 +363,8 @@ def _stamps(report: Mapping[str, Any]) -> str:
         "anydevice": _(stamps.get("anydevice", "?")),
         "Python": _(stamps.get("python", "?")),
         "System": _(stamps.get("platform", "?")),
-        "Capabilities claimed": _(", ".join(capabilities) or "none"),
+        "Seed of the examples": _(stamps.get("seed", "?")),
+        "Simulated": "yes" if stamps.get("simulated") else "no",
         "Devices": "<br>".join(map(_, devices)) or "none",
     }
     rows = "".join(f"<tr><th>{name}</th><td>{value}</td></tr>" for name, value in facts.items())

@@ -11,7 +11,7 @@ from anydevice_conformance.report.advice import is_stale
 from anydevice_conformance.specification import GROUP_CAPABILITY, GROUPS
 from anydevice_conformance.statuses import Status
 
-__all__ = ["Verdict", "decide"]
+__all__ = ["Verdict", "decide", "scope"]
 
 CERTIFIED: Final = "certified"
 PASSED: Final = "passed, not certified"
@@ -19,6 +19,7 @@ KNOWN: Final = "passed with known failures"
 FAILED: Final = "failed"
 ERROR: Final = "error"
 NO_HARDWARE: Final = "no hardware"
+SIMULATED: Final = "passed on a simulator"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Verdict:
     Attributes:
         word: ``certified``; ``passed, not certified`` (quick, or tampered with); ``passed with
         known
-            failures``; ``failed``; ``error``; ``no hardware``.
+            failures``; ``passed on a simulator``; ``failed``; ``error``; ``no hardware``.
         certified: whether the certificate is given.
         because: why not, one reason a line; empty when it is given.
     """
@@ -40,7 +41,7 @@ class Verdict:
     @property
     def exit_code(self) -> int:
         """Of ``anydevice certify``: 0 for all that passed, 1 else."""
-        return 0 if self.word in (CERTIFIED, PASSED, KNOWN) else 1
+        return 0 if self.word in (CERTIFIED, PASSED, KNOWN, SIMULATED) else 1
 
 
 def decide(report: Mapping[str, Any]) -> Verdict:
@@ -72,8 +73,13 @@ def decide(report: Mapping[str, Any]) -> Verdict:
         because.insert(0, f"no device of the type here{f': {why}' if why else ''}")
     elif known:
         word = KNOWN
+    elif because:
+        word = PASSED
+    elif stamps.get("simulated"):
+        word = SIMULATED
+        because.append("this was a simulator: a certificate is for hardware")
     else:
-        word = PASSED if because else CERTIFIED
+        word = CERTIFIED
     return Verdict(word, word == CERTIFIED, because)
 
 
@@ -99,3 +105,13 @@ def _groups_without_a_pass(results: list[Mapping[str, Any]]) -> list[str]:
     """The groups that every backend needs, and in which no check passed."""
     passed = {r["paragraph"][:3] for r in results if r["status"] == Status.PASSED.text}
     return [GROUPS[g] for g in GROUPS if g not in passed and g not in GROUP_CAPABILITY]
+
+
+def scope(report: Mapping[str, Any]) -> str:
+    """On how much it was tried: ``" on 2 devices"``, ``" on 1 simulated device"``, or nothing."""
+    stamps = report["stamps"]
+    count = len(stamps.get("devices", []))
+    if not count:
+        return ""
+    kind = "simulated " if stamps.get("simulated") else ""
+    return f" on {count} {kind}device{'s' if count > 1 else ''}"
