@@ -46,7 +46,6 @@ BLOCK = re.compile(
 PENDING = {
     "docs/big_models.md",
     "docs/placement.md",
-    "docs/transfers.md",
 }
 NEW_PROCESS = "# new process"
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
