@@ -116,5 +116,9 @@ class OptionError(AnyDeviceError, ValueError):
     """An argument that cannot be used; the message names it and says what is needed."""
 
 
+class UnknownArgumentError(OptionError, TypeError):
+    """A function does not take an argument of that name."""
+
+
 class MissingDependencyError(AnyDeviceError, ImportError):
     """An optional package is needed; the message gives the command that installs it."""

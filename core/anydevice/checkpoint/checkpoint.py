@@ -266,6 +266,9 @@ def fetch_checkpoint(
     revision: str | None = None,
     variant: str | None = None,
     token: str | bool | None = None,
+    subfolder: str | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    local_files_only: bool = False,
 ) -> Path:
     """Find the folder of a checkpoint with its config files; a Hub repository is downloaded.
 
@@ -274,16 +277,29 @@ def fetch_checkpoint(
         revision: branch, tag or commit of a Hub repository.
         variant: such as ``"fp16"``.
         token: for a private Hub repository.
+        subfolder: of the folder or repository, where the checkpoint is.
+        cache_dir: the folder of the Hub's cache; by default huggingface_hub's.
+        local_files_only: take what the cache has, without asking the Hub.
 
     Raises:
         CheckpointNotFoundError: there is none.
     """
     text = _as_text(path_or_repo)
     if _exists(text):
-        return Path(text)
+        path = Path(text, subfolder) if subfolder else Path(text)
+        if not path.exists():
+            raise CheckpointNotFoundError(f"{text} has no subfolder {subfolder!r}")
+        return path
     _require_repo_id(text)
     return download(
-        text, revision=revision, variant=variant, token=token, beside=("*.json", "*.py")
+        text,
+        revision=revision,
+        variant=variant,
+        token=token,
+        subfolder=subfolder,
+        beside=("*.json", "*.py"),
+        cache_dir=cache_dir,
+        local_files_only=local_files_only,
     )
 
 

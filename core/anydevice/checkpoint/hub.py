@@ -35,6 +35,8 @@ def download(
     token: str | bool | None = None,
     subfolder: str | None = None,
     beside: Sequence[str] = (),
+    cache_dir: str | os.PathLike[str] | None = None,
+    local_files_only: bool = False,
 ) -> Path:
     """Download a repository's weights, or find them in the cache.
 
@@ -48,6 +50,8 @@ def download(
         token: for a private repository; None uses the one that is stored.
         subfolder: of the repository, where its weights are.
         beside: patterns of other files to fetch, such as ``"*.json"``.
+        cache_dir: the folder of the cache; by default huggingface_hub's.
+        local_files_only: take what the cache has, without asking the Hub.
 
     Returns:
         The folder with the weights.
@@ -56,8 +60,8 @@ def download(
         CheckpointNotFoundError: there is no such repository or revision, it has no weights, or it
             is not in the cache and cannot be reached.
     """
-    fetch = _Fetcher(repo_id, revision, token)
-    names = fetch.names()
+    fetch = _Fetcher(repo_id, revision, token, cache_dir)
+    names = None if local_files_only else fetch.names()
     prefix = f"{subfolder.strip('/')}/" if subfolder else ""
     if names is None:  # offline: what the cache has must do
         folder = fetch.snapshot(None)
@@ -86,10 +90,17 @@ def _shards(index: str) -> list[str]:
 class _Fetcher:
     """Calls to huggingface_hub about one repository, and its errors in our words."""
 
-    def __init__(self, repo_id: str, revision: str | None, token: str | bool | None) -> None:
+    def __init__(
+        self,
+        repo_id: str,
+        revision: str | None,
+        token: str | bool | None,
+        cache_dir: str | os.PathLike[str] | None = None,
+    ) -> None:
         self.repo_id = repo_id
         self.revision = revision
         self.token = token
+        self.where = {} if cache_dir is None else {"cache_dir": cache_dir}
 
     def names(self) -> list[str] | None:
         """All files of the repository; None when it cannot be asked."""
@@ -123,6 +134,7 @@ class _Fetcher:
                 token=self.token,
                 allow_patterns=patterns,
                 local_files_only=patterns is None,
+                **self.where,
             )
         except Exception as error:
             raise self._not_found(error) from error

@@ -53,7 +53,7 @@ def require_match(
 
 
 def _with_ties(plan: Plan, names: list[str]) -> list[str]:
-    return [f"{n} (tied to {', '.join(plan.ties[n])})" if n in plan.ties else n for n in names]
+    return [f"{n} (tied to {list_some(plan.ties[n], 3)})" if n in plan.ties else n for n in names]
 
 
 def _advice(missing: list[str], unexpected: list[str], strict: bool) -> str:
