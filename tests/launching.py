@@ -160,6 +160,8 @@ def _load(answer):
 _WARM = (
     "torch",
     "torch.distributed",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
     "anydevice.processes",
     "anydevice.collectives",
     "anydevice_conformance.simulator",

@@ -162,7 +162,7 @@ def dtensors(folder, rank, world):
     for mesh, ways in meshes:
         for placements in ways:
             for broadcast in (False, True):
-                for dtype in (None, torch.bfloat16):
+                for dtype in (None, torch.bfloat16) if placements is ways[0] else (None,):
                     model = shard(Net(), mesh, placements)
                     weight = model.deep[0].weight
                     load_checkpoint_in_model(

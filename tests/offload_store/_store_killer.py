@@ -1,4 +1,4 @@
-"""Run by test_store_processes.py: forks writers of an offload store, and kills them.
+"""Run by test_processes.py: forks writers of an offload store, and kills them.
 
 It forks from a process with one thread that has imported everything, so that a hundred writers
 cost little. Prints one JSON line.

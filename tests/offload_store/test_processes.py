@@ -1,11 +1,11 @@
 """The offload store under processes that die, meet, or run out of room. The kills are real."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from warm import run_python
 
 if sys.platform == "win32":
     pytest.skip("forks and signals", allow_module_level=True)
@@ -14,12 +14,7 @@ KILLER = Path(__file__).with_name("_store_killer.py")
 
 
 def run(name, folder):
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(KILLER), name, str(folder)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_python("-W", "ignore", KILLER, name, folder)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import shutil
-import threading
 
 import pytest
 import torch
@@ -242,24 +241,15 @@ def test_a_file_that_changes_under_the_store_is_noticed(tmp_path, checkpoint, ha
         open_store(store.folder)
 
 
-def wait_for_sync():
-    """Wait until the manifest is marked as synced, which changes its modification time."""
-    for thread in threading.enumerate():
-        if thread.name.startswith("anydevice-sync"):
-            thread.join()
-
-
 # ---------------------------------------------------------------------- a folder that is there
 
 
 def test_a_complete_store_of_the_same_weights_is_reused(tmp_path):
     first = write_store(tmp_path, weights())
-    wait_for_sync()
     before = {p.name: p.stat().st_mtime_ns for p in tmp_path.iterdir()}
     again = write_store(tmp_path, weights())
     assert {p.name: p.stat().st_mtime_ns for p in tmp_path.iterdir()} == before
     assert again.manifest == first.manifest
-    assert again.manifest.fingerprint == first.manifest.fingerprint
     assert_same(write_store(tmp_path, dict(first)), weights())  # resting in this very store
 
 
@@ -293,7 +283,6 @@ def test_another_part_of_the_same_model_is_added(tmp_path):
     assert len(data_files(tmp_path)) == 2
     assert_same(open_store(tmp_path), whole)
     assert_same(first, part)
-    wait_for_sync()
     before = (tmp_path / MANIFEST_NAME).stat().st_mtime_ns
     assert_same(write_store(tmp_path, part), part)
     assert (tmp_path / MANIFEST_NAME).stat().st_mtime_ns == before

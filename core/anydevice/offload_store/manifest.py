@@ -1,9 +1,8 @@
 """The manifest of an offload store: what the folder holds. It is written last.
 
 The manifest names every weight with its place (file, offset), dtype, shape and *content*: the
-checksum of its bytes, or the identity of the source that they come from. Names, shapes, dtypes and
-contents together are the store's fingerprint. Files are known by size and time of change, so a file
-that was replaced, cut or removed is noticed.
+checksum of its bytes, or the identity of the source that they come from. Files are known by size
+and time of change, so a file that was replaced, cut or removed is noticed.
 """
 
 from __future__ import annotations
@@ -138,14 +137,6 @@ class Manifest:
     boot: str = dataclasses.field(default_factory=lambda: current_boot())
 
     @property
-    def fingerprint(self) -> str:
-        """Equal for stores of the same weights: a digest of names, dtypes, shapes and contents."""
-        digest = hashlib.sha256()
-        for name, entry in sorted(self.entries.items()):
-            digest.update(repr((name, str(entry.dtype), entry.shape, entry.content)).encode())
-        return digest.hexdigest()
-
-    @property
     def files(self) -> list[StoredFile]:
         """The files that hold weights, each once."""
         return list(dict.fromkeys(entry.file for entry in self.entries.values()))
@@ -168,7 +159,6 @@ class Manifest:
             "format": _FORMAT,
             "version": _VERSION,
             "boot": self.boot,
-            "fingerprint": self.fingerprint,
             "files": [dataclasses.asdict(file) for file in numbers],
             "tensors": tensors,
         }
