@@ -10,6 +10,7 @@ import torch
 
 from anydevice.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from anydevice.devices import CPU, Device, resolve_device
+from anydevice.interrupts import uninterrupted
 from anydevice.loading.streaming import Request, stream
 from anydevice.placement import DeviceMap
 from anydevice.tensors import move_tensor
@@ -51,7 +52,7 @@ def load_state_dict(
             result[name] = None  # keeps the file's order
         else:
             result[name] = move_tensor(checkpoint.tensor(name), device)
-    stream(list(requests.values()))
+    uninterrupted(lambda: stream(list(requests.values())))
     for name, request in requests.items():
         result[name] = request.result
     return result | _others(checkpoint)

@@ -1,4 +1,4 @@
-"""The reference's own functions over the offload store, and the peer's format of a folder.
+"""The reference's functions for offloaded weights, and Accelerate's format of a folder.
 
 That format is a file ``NAME.dat`` of raw bytes for each weight, and an ``index.json`` that gives
 its dtype and shape; or, for a weight that stays in a safetensors file, an entry
@@ -31,7 +31,7 @@ from anydevice.weights import exchange, find_slot
 
 __all__ = ["OffloadedWeightsLoader", "load_offloaded_weights", "offload_state_dict"]
 
-_PEER_INDEX: Final = "index.json"
+_INDEX: Final = "index.json"
 
 
 def offload_state_dict(
@@ -59,7 +59,7 @@ def load_offloaded_weights(
 
     Args:
         model: the model, on any device, meta too.
-        index: the names to load; its values say where each is (the peer's format), or are ignored
+        index: the names to load; its values say where each is (Accelerate's format), or are ignored
             when the folder is anydevice's own. None or empty: nothing is loaded.
         offload_folder: the folder.
 
@@ -89,8 +89,8 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
 
     Args:
         state_dict: weights in memory; they come first.
-        save_folder: an offload folder, anydevice's own or the peer's.
-        index: the names in the folder, as the peer's ``index.json`` has them; by default all that
+        save_folder: an offload folder, anydevice's own or Accelerate's.
+        index: the names in the folder, as Accelerate's ``index.json`` has them; by default all that
             the folder holds.
         device: where tensors are wanted; by default those in memory are given as they are, and
             those on disk on the host.
@@ -177,7 +177,7 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
             ) from error
 
     def _read_dat(self, folder: Path, name: str, item: Any) -> torch.Tensor:
-        """Map one of the peer's raw files."""
+        """Map one of Accelerate's raw files."""
         dtype, shape = _dtype_of(name, item), item.get("shape")
         if not is_shape(shape):
             raise OffloadStoreError(f"the index gives the shape {shape!r:.200} for {name!r:.200}")
@@ -191,7 +191,7 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
             # A mapping of its own: two models on one folder must not see each other's writes.
             file = self._files[path] = map_file(path, own=True)
         file.check()
-        # The peer gives a single number an array of one element, and records its shape as empty.
+        # Accelerate gives a single number an array of one element, and records its shape as empty.
         if file.nbytes != math.prod(shape) * dtype.itemsize:
             raise OffloadStoreError(
                 f"{path} has {file.nbytes} bytes; {dtype} {tuple(shape)!s:.200} takes "
@@ -205,12 +205,12 @@ def _find_index(folder: Path | None) -> Mapping[str, Any]:
         return {}
     if os.path.lexists(folder / MANIFEST_NAME):
         return dict.fromkeys(open_store(folder))
-    path = folder / _PEER_INDEX
+    path = folder / _INDEX
     try:
         return parse_json(read_bounded(path), str(path))
     except FileNotFoundError as error:
         raise OffloadStoreError(
-            f"{folder} is not an offload folder: it has no {MANIFEST_NAME} and no {_PEER_INDEX} "
+            f"{folder} is not an offload folder: it has no {MANIFEST_NAME} and no {_INDEX} "
             f"({error.strerror})"
         ) from None
     except OSError as error:

@@ -1,9 +1,9 @@
 """The offload store: weights on disk, read lazily by name.
 
 One read interface, a Mapping from name to host tensor, over safetensors files of a checkpoint (the
-store only points into them), large safetensors files that anydevice wrote, and folders that the
-peer wrote (see `accelerate_format`). A tensor is a view of its file: reading it costs nothing until
-its bytes are used.
+store only points into them), large safetensors files that anydevice wrote, and folders that
+Accelerate wrote (see `accelerate_format`). A tensor is a view of its file: reading it costs nothing
+until its bytes are used.
 
 [Note: when a store is complete]
 The manifest is written last and renamed into place. So a folder without one is not a store, and a
