@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.utils.checkpoint import checkpoint
 
 import anydevice
 
@@ -188,7 +189,93 @@ class Containers(Pair):
         return x + self.b[1][0](x)
 
 
+class Recomputes(nn.Module):
+    """Its body is a function that is run again in backward."""
+
+    reentrant = False
+
+    def __init__(self):
+        super().__init__()
+        self.fc, self.out = linear(), linear()
+
+    def body(self, x):
+        return F.linear(torch.relu(self.fc(x)), self.out.weight) + self.out.bias
+
+    def forward(self, x):
+        return checkpoint(self.body, x, use_reentrant=self.reentrant)
+
+
+class RecomputesReentrant(Recomputes):
+    reentrant = True
+
+
+class ProductOfModule(torch.autograd.Function):
+    """Finds the weight by its module in backward."""
+
+    @staticmethod
+    def forward(ctx, x, module):
+        ctx.module = module
+        return x @ module.weight.t()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient @ ctx.module.weight, None
+
+
+class ProductOfWeight(torch.autograd.Function):
+    """Saves the weight."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return x @ weight.t()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, weight = ctx.saved_tensors
+        return gradient @ weight, gradient.t() @ x
+
+
+class OwnBackward(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = linear()
+
+    def forward(self, x):
+        return ProductOfModule.apply(x, self.fc) + ProductOfWeight.apply(x, self.fc.weight)
+
+
+class Second(Pair):
+    part = OwnBackward
+
+    def __init__(self):
+        super().__init__(None, self.part())
+
+    def forward(self, x):
+        return self.b(self.a(x))
+
+
+class SecondRecomputes(Second):
+    part = Recomputes
+
+
+class SecondRecomputesReentrant(Second):
+    part = RecomputesReentrant
+
+
+class OwnBackwardAcross(Pair):
+    """An autograd function gets the weight of a part on another device."""
+
+    def forward(self, x):
+        x = self.a(x)
+        return ProductOfModule.apply(x, self.b) + ProductOfWeight.apply(x, self.b.weight)
+
+
 KINDS = [
+    Second,
+    SecondRecomputes,
+    SecondRecomputesReentrant,
+    OwnBackwardAcross,
     Cells,
     WritesArguments,
     GivesModule,
@@ -213,6 +300,7 @@ def step(model):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("where", PLACES)
+@pytest.mark.filterwarnings("ignore:None of the inputs:UserWarning")
 def test_each_kind_gives_and_learns_what_it_does_undivided(sim, tmp_path, kind, where):
     torch.manual_seed(0)
     plain = kind()
@@ -235,6 +323,33 @@ def test_each_kind_offloaded_as_a_whole(sim, kind, how):
     getattr(anydevice, how)(model, 1)
     for _ in range(2):
         torch.testing.assert_close(model(X).cpu(), plain(X), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", [Recomputes, RecomputesReentrant, OwnBackward])
+def test_what_runs_in_backward_when_offloaded_as_a_whole(sim, kind):
+    torch.manual_seed(0)
+    plain = nn.Sequential(linear(), kind())
+    model = copy.deepcopy(plain)
+    anydevice.cpu_offload(model, 0)
+    for _ in range(2):
+        torch.testing.assert_close(step(model), step(plain), rtol=1e-3, atol=1e-3)
+    assert {p.device.type for p in model.parameters()} == {"cpu"}
+
+
+def test_a_backward_that_fails_lets_the_weights_go(sim):
+    model = nn.Sequential(linear(), Recomputes())
+    anydevice.cpu_offload(model, 0)
+    before = list(model.parameters())
+
+    def fail(_gradient):
+        raise ValueError("stop")
+
+    out = model(X)
+    model[0].bias.register_hook(fail)
+    with pytest.raises(ValueError, match="stop"):
+        out.sum().backward()
+    del out
+    assert all(p is q for p, q in zip(model.parameters(), before, strict=True))
 
 
 def test_activations_move_and_not_weights(sim):

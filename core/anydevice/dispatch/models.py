@@ -166,12 +166,14 @@ def _hook_model(model: nn.Module, resolved: ResolvedPlacement, options: HookOpti
     reserves = resolved.reserves()
     engine = Engine(prefetch_depth=options.prefetch_depth, reserve=reserves or None)
     ahead = max(1, resolved.placement.ahead)
+    # Hooks keep it: it must hold no modules, so that a model is in no reference cycle.
+    rules = dataclasses.replace(resolved, weights=())
     plan = ExecutionPlan(
-        execution=resolved.execution,
+        execution=rules.execution,
         main=resolved.main,
         blocks=find_blocks(model, options.no_split),
         preload=options.preload,
-        stored=resolved.stored,
+        stored=rules.stored,
         limits={device: size // ahead for device, size in reserves.items()},
         skip_keys=skip_keys,
         resident_buffers=_resident_buffers(resolved),

@@ -13,7 +13,9 @@ from torch import nn
 from anydevice.devices import CPU, Device, DeviceLike, parse_device
 from anydevice.errors import ModelError, UnplacedWeightError
 from anydevice.hooks.aliases import Alias, find_aliases
+from anydevice.hooks.backward import prepare_backward
 from anydevice.hooks.base import ModelHook
+from anydevice.hooks.code_search import runs_in_backward
 from anydevice.hooks.execution import are_there, execute
 from anydevice.hooks.forward import HOOK
 from anydevice.hooks.moving import allow_moves, refuse_moves
@@ -114,6 +116,7 @@ class AlignDevicesHook(ModelHook):
         self._loading: Any = None
         #: Whether a call only needs weights and arguments in place, and the forward no context.
         self._is_plain = self._is_direct = False
+        self._runs_in_backward = False
 
     @classmethod
     def planned(
@@ -145,6 +148,8 @@ class AlignDevicesHook(ModelHook):
 
     def init_hook(self, module: nn.Module) -> nn.Module:
         """Move the module's weights to where they are stored."""
+        self._runs_in_backward = runs_in_backward(module)
+        self._simplify()
         if self.passes is not None:
             register: Any = module.register_load_state_dict_pre_hook
             self._loading = register(_settle)
@@ -200,6 +205,7 @@ class AlignDevicesHook(ModelHook):
             self.passes is None
             and not self.io_same_device
             and not self._aliases
+            and not self._runs_in_backward
             and kind.pre_forward is AlignDevicesHook.pre_forward
             and kind.post_forward is AlignDevicesHook.post_forward
         )
@@ -289,6 +295,8 @@ class AlignDevicesHook(ModelHook):
                     args, kwargs = sent.args, sent.kwargs
                     align = align or sent.have_modules or align
                 output = execute(self._device, sent, align, forward, args, kwargs)
+                if self._runs_in_backward and torch.is_grad_enabled():
+                    prepare_backward(self.group, self._device, align, (args, kwargs), output)
                 if type(output) in RESUMABLE:
                     return self._resume(module, output, sent, align, input_device)
                 if kind.post_forward is not AlignDevicesHook.post_forward:

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from anydevice.devices import Device
+from anydevice.hooks.code_search import uses_host_operators
 from anydevice.hooks.cross_device import with_alignment, without_alignment
 from anydevice.hooks.current_device import current_device
-from anydevice.hooks.host_operators import uses_host_operators
 from anydevice.hooks.resumable import RESUMABLE, Call, resume
 from anydevice.hooks.writeback import SentArguments
 from anydevice.tensors import all_on_device

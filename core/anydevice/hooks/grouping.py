@@ -31,8 +31,8 @@ from anydevice.devices import Device
 from anydevice.errors import DeviceMapError
 from anydevice.hooks.align import AlignDevicesHook
 from anydevice.hooks.base import ModelHook, add_hook_to_module, remove_matching_hooks
+from anydevice.hooks.code_search import needs_all_weights, uses_host_operators
 from anydevice.hooks.forward import HOOK, ORIGINAL, OwnForward, PartForward, has_own_forward
-from anydevice.hooks.host_operators import scripts_weights, uses_host_operators
 from anydevice.sizes import tensor_bytes
 from anydevice.transfer import Engine, OffloadGroup
 from anydevice.weights import Slot, iter_modules, iter_slots
@@ -206,7 +206,7 @@ class _Attaching:
 
     def _is_preloaded(self, module: nn.Module) -> bool:
         """Whether all weights of a module must be where it runs, however large they are."""
-        return type(module).__name__ in self.preload or scripts_weights(module)
+        return type(module).__name__ in self.preload or needs_all_weights(module)
 
     # ------------------------------------------------------------------ attaching
 

@@ -1,9 +1,9 @@
-"""Finding modules whose code needs tensors where a hook would not have them.
+"""Searching the code of a module's class for what hooks must take care of.
 
 ``pack_padded_sequence`` wants its lengths on the host; a hook has all arguments on the device. The
 code of such modules runs aligned (`anydevice.hooks.cross_device`), which sends these tensors back.
-A function compiled by TorchScript cannot be aligned: a module that gives it weights of its parts
-has all of them where it runs.
+A function compiled by TorchScript cannot be aligned, nor can code that is run again in backward: a
+module that uses weights of its parts there has all of them where it runs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["scripts_weights", "uses_host_operators"]
+__all__ = ["needs_all_weights", "runs_in_backward", "uses_host_operators"]
+
+#: Names in the code of who has code of its own run in backward.
+_IN_BACKWARD = frozenset({"checkpoint", "checkpoint_sequential", "apply"})
 
 #: Names in the code of who uses an operator that wants host tensors.
 _HOST_OPERATORS = frozenset(
@@ -38,26 +41,46 @@ def uses_host_operators(module: nn.Module) -> bool:
     return any(names & _HOST_OPERATORS for names, _ in _functions_of(kind))
 
 
-def scripts_weights(module: nn.Module) -> bool:
-    """Whether the code of a module's class gives weights to a function compiled by TorchScript.
+def needs_all_weights(module: nn.Module) -> bool:
+    """Whether the code of a module's class uses weights where they cannot be aligned.
+
+    That is, it gives them to a function compiled by TorchScript, or uses them in code that
+    `torch.utils.checkpoint` runs again in backward.
 
     Args:
         module: the module; torch's own classes never do.
     """
     kind: Any = type(module)
-    return any(scripted and names & _WEIGHTS for names, scripted in _functions_of(kind))
+    functions = _functions_of(kind)
+    if any(scripted and names & _WEIGHTS for names, scripted in functions):
+        return True
+    recomputes = any("checkpoint" in names for names, _ in functions)
+    return recomputes and any(names & _WEIGHTS for names, _ in functions)
+
+
+def runs_in_backward(module: nn.Module) -> bool:
+    """Whether backward may run code of a module: recomputation, or an autograd function of its own.
+
+    Args:
+        module: the module; torch's own classes never do.
+    """
+    kind: Any = type(module)
+    return any(names & _IN_BACKWARD for names, _ in _functions_of(kind))
 
 
 @functools.lru_cache(maxsize=4096)
 def _functions_of(kind: type) -> tuple[tuple[frozenset[str], bool], ...]:
-    """Names in the code of each method of a class and of the helpers that these call.
+    """Names in the code of a class's forward, and of the methods and helpers that it calls.
 
     And whether one of the names stands for a function compiled by TorchScript.
     """
     package = kind.__module__.partition(".")[0]
     seen: dict[int, tuple[frozenset[str], bool]] = {}
-    own = (base for base in kind.__mro__ if not _is_torch(base.__module__))
-    todo: list[Any] = [value for base in own for value in vars(base).values()]
+    methods: dict[str, Any] = {}
+    for base in reversed(kind.__mro__):
+        if not _is_torch(base.__module__):
+            methods.update(vars(base))
+    todo: list[Any] = [methods.get("forward"), methods.get("__call__")]
     while todo and len(seen) < _MOST:
         function = _function(todo.pop())
         if function is None or id(function) in seen:
@@ -66,6 +89,7 @@ def _functions_of(kind: type) -> tuple[tuple[frozenset[str], bool], ...]:
         used = [function.__globals__[name] for name in names if name in function.__globals__]
         scripted = any(isinstance(value, torch.jit.ScriptFunction) for value in used)
         seen[id(function)] = (names, scripted)
+        todo += [methods[name] for name in names if name in methods]
         helpers = (_function(value) for value in used)
         todo += [h for h in helpers if h is not None and h.__module__.partition(".")[0] == package]
     return tuple(seen.values())
@@ -81,6 +105,7 @@ def _function(value: Any) -> types.FunctionType | None:
 
 def _names(code: types.CodeType) -> Iterator[str]:
     yield from code.co_names
+    yield from code.co_freevars
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _names(constant)
