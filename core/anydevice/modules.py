@@ -136,15 +136,16 @@ def extract_model_from_parallel(
     Args:
         model: perhaps wrapped in ``DataParallel``, ``DistributedDataParallel`` or
             ``torch.compile``.
-        keep_fp32_wrapper: accepted for compatibility; anydevice wraps no forward for that.
+        keep_fp32_wrapper: accepted for compatibility; no module's own forward is wrapped.
         keep_torch_compile: give the compiled module back, around what was taken out.
         recursive: take submodules out of such wrappers too, in place.
     """
     compiled = model if hasattr(model, "_orig_mod") else None
     if compiled is not None:
         model = compiled._orig_mod  # type: ignore[assignment]
-    while isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-        model = model.module
+    parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+    while isinstance(model, parallel) or getattr(type(model), "is_precision_wrapper", False):
+        model = model.module  # type: ignore[assignment]
     if recursive:
         for name, child in list(model.named_children()):
             inner = extract_model_from_parallel(child, keep_fp32_wrapper, keep_torch_compile, True)

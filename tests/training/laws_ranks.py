@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import datetime
 import traceback
 
@@ -10,9 +11,10 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from training.loops import fails, fresh
 
+from anydevice import dispatch_model
 from anydevice.data import DataLoaderConfiguration
 from anydevice.engines import DistributedDataParallelKwargs, FullyShardedDataParallelPlugin
-from anydevice.errors import CollectiveMismatchError, MissingRankError, OptionError
+from anydevice.errors import CollectiveMismatchError, MissingRankError, ModelError, OptionError
 from anydevice.handlers import GradScalerKwargs, InitProcessGroupKwargs
 from anydevice.training import Accelerator
 from anydevice.training.local_sgd import LocalSGD
@@ -313,6 +315,36 @@ def a_call_that_not_all_make(rank, size, folder):
     except (CollectiveMismatchError, MissingRankError) as error:
         return str(error)
     return "no error"
+
+
+def dispatched_models(rank, size, folder):
+    """One process trains a model that is spread over its devices; several do not."""
+    fresh()
+    accelerator = Accelerator()
+    if size > 1:
+        model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+        model = dispatch_model(model, {"0": "sim:0", "1": "sim:1"})
+        with fails(ModelError, "one process", "fsdp_plugin"):
+            accelerator.prepare(model)
+        return True
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    torch.manual_seed(0)
+    raw = copy.deepcopy(model)
+    model = dispatch_model(model, {"0": "sim:0", "1": "sim:1"})
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    accelerator.backward(model(torch.ones(4, 2)).sum())
+    optimizer.step()
+    raw(torch.ones(4, 2)).sum().backward()
+    torch.optim.SGD(raw.parameters(), lr=0.1).step()
+    assert {p.device.index for p in model.parameters()} == {0, 1}
+    for a, b in zip(model.parameters(), raw.parameters(), strict=True):
+        torch.testing.assert_close(a.cpu(), b)
+    assert accelerator.verify_device_map(model)
+    on_disk = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    on_disk = dispatch_model(on_disk, {"0": "sim:0", "1": "disk"}, offload_dir=folder)
+    with fails(ModelError, "disk"):
+        accelerator.prepare(on_disk)
+    return True
 
 
 CHECKS = [

@@ -23,3 +23,8 @@ def test_a_save_that_not_all_ranks_make_is_an_error_that_names_their_lines(tmp_p
         assert "save_state" in message
         assert "wait_for_everyone" in message
         assert message.count("laws_ranks.py:") == 2, message
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_dispatched_models_train_in_one_process(size, tmp_path):
+    assert all(run_ranks(laws_ranks.dispatched_models, size, "sim", str(tmp_path / "offload")))

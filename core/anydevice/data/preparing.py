@@ -17,6 +17,7 @@ from anydevice.data.loaders import DataLoaderShard, PreparedLoader, become
 from anydevice.data.progress import Progress
 from anydevice.data.samplers import BatchSamplerShard, own_generator, sampler_seed
 from anydevice.errors import MissingDependencyError, OptionError
+from anydevice.randomness import synchronize_rng_states
 
 __all__ = ["prepare_data_loader", "skip_first_batches"]
 
@@ -275,15 +276,6 @@ def _stateful(loader: DataLoader[Any]) -> Any:
 
 
 def _synchronize(kinds: list[Any]) -> None:
-    """Make random states those of the main process, on all."""
-    from anydevice.collectives import broadcast
-
-    for kind in kinds:
-        name = str(getattr(kind, "value", kind))
-        if name == "generator":
-            continue  # the order of samples follows from seed and epoch
-        if name != "torch":
-            raise OptionError(
-                f"rng_types: {name!r} cannot be made equal here: give 'torch' or 'generator'"
-            )
-        torch.set_rng_state(broadcast(torch.get_rng_state()))
+    """Make random states those of the main process, on all; samples' order needs no such thing."""
+    names = [str(getattr(kind, "value", kind)) for kind in kinds]
+    synchronize_rng_states([name for name in names if name != "generator"])

@@ -58,6 +58,9 @@ class MixedPrecision(nn.Module):
         (torch.float32, 2, ['bias', 'weight'])
     """
 
+    #: Told to `anydevice.utils.extract_model_from_parallel`, which takes the model out.
+    is_precision_wrapper = True
+
     def __init__(self, module: nn.Module, autocast: Autocast) -> None:
         super().__init__()
         self.module = module

@@ -47,4 +47,7 @@ class SingleEngine(Engine):
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         """The user's own module, out of all that was put around it."""
-        return extract_model_from_parallel(model)
+        inner = extract_model_from_parallel(model, keep_torch_compile=False)
+        while inner is not model:  # a compiled one may stand within, or around
+            model, inner = inner, extract_model_from_parallel(inner, keep_torch_compile=False)
+        return inner

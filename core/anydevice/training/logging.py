@@ -49,13 +49,15 @@ class AcceleratorLogging(AcceleratorCore):
         Raises:
             OptionError: arguments for a tracker that there is not.
         """
-        self.trackers = []
         names = [each.name for each in self.log_with]
         unknown = [name for name in init_kwargs or {} if name not in names]
         if unknown:
             raise OptionError(
                 f"init_kwargs for {unknown[0]!r}, and the trackers are {', '.join(names) or 'none'}"
             )
+        for tracker in self.trackers:
+            tracker.finish()
+        self.trackers = []
         for each in self.log_with:
             if each.main_process_only and not self.is_main_process:
                 continue
