@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[1]
 OUTSIDE = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "CONTRIBUTING.md",
+    "CHANGELOG.md": "CHANGELOG.md",
     "examples/anydevice-vulkan/README.md": "examples/anydevice-vulkan.md",
 }
 #: Each has a page of its own in the reference.

@@ -164,3 +164,12 @@ def test_backward(simulator, op_db, mode):
         simulator, ops, backward_difference, lambda op: samples_of(op, 2, requires_grad=True)
     )
     assert found.keys() == expected(KNOWN_BACKWARD, ops), found
+
+
+@pytest.mark.parametrize("name", ["mse_loss", "smooth_l1_loss", "huber_loss", "l1_loss"])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_a_loss_warns_of_nothing(simulator, name, reduction):
+    loss = getattr(torch.nn.functional, name)
+    x, y = torch.randn(2, 4, 1)
+    got = loss(x.to(DEVICE), y.to(DEVICE), reduction=reduction)
+    assert torch.equal(got.cpu(), loss(x, y, reduction=reduction))

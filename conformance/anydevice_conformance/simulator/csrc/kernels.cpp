@@ -115,9 +115,10 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_thnn_fused_gru_cell", TORCH_FN(sim::gru_cell));
   m.impl("_thnn_fused_gru_cell_backward", TORCH_FN(sim::gru_cell_backward));
   // Composite kernels go before a backend's fallback. Named outright, the fallback runs the CPU's
-  // own fused kernel, and results are bit-equal to the CPU's.
+  // own fused kernel, and results are bit-equal to the CPU's. The composite losses go through their
+  // out= form, which warns that it resizes its output.
   for (const char* op : {"native_layer_norm", "native_layer_norm_backward", "native_group_norm",
-                         "native_group_norm_backward"})
+                         "native_group_norm_backward", "mse_loss", "smooth_l1_loss"})
     m.impl(op, torch::CppFunction::makeFromBoxedFunction<&sim::fallback>());
 }
 
