@@ -514,3 +514,35 @@ def test_checkpointing_recomputes_blocks(make, x, reentrant):
     got = [p.grad for b in model.blocks for p in b.parameters()]
     want = [p.grad for b in plain for p in b.parameters()]
     assert all(torch.allclose(g, w, atol=1e-5) for g, w in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize("gaps", [False, True], ids=["together", "alone"])
+def test_an_out_of_memory_error_that_is_kept_keeps_no_device_memory(sim, gaps):
+    sim.configure(devices=1, memory="3MiB", mode="lazy")
+    module = nn.Module()
+    for name, size in (("fits", 1 << 19), ("too_large", 1 << 20)):
+        module.register_buffer(name, torch.zeros(2 * size)[::2] if gaps else torch.zeros(size))
+    engine = Engine()
+    group = engine.group("m", list(iter_modules(module)), parse_device("sim:0"))
+    with pytest.warns(RuntimeWarning), pytest.raises(torch.OutOfMemoryError) as kept:
+        group.call().__enter__()
+    engine.close()
+    torch.sim.synchronize(0)
+    assert torch.sim.memory_allocated(0) == 0, kept
+
+
+def test_an_out_of_memory_error_names_copies_that_are_still_held(sim, make):
+    sim.configure(devices=1, memory="3MiB", mode="lazy")
+    model = make(big_blocks(5), prefetch_depth=0)
+    with torch.no_grad(), model.groups[0].call():
+        held = [p.view(-1) for p in model.blocks[0].parameters()]
+    with (
+        pytest.warns(RuntimeWarning, match="out of memory"),
+        pytest.raises(
+            torch.OutOfMemoryError, match=r"copies of offloaded weights whose calls are"
+        ) as kept,
+    ):
+        for group in model.groups[1:]:
+            with torch.no_grad(), group.call():
+                held += [p.view(-1) for p in model.blocks[model.groups.index(group)].parameters()]
+    assert "torch.no_grad()" in str(kept.value)

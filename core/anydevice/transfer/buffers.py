@@ -10,6 +10,7 @@ import itertools
 from typing import Any, Final
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from anydevice.transfer.copy_plan import ALIGNMENT, count_owners
 from anydevice.transfer.queue import DeviceQueue
@@ -91,6 +92,8 @@ class BufferPool:
         self.limit = limit
         self.tight = False
         self._buffers: list[Buffer] = []
+        #: Memory of buffers that others held when they were given back, and its bytes.
+        self._kept: list[tuple[Any, int]] = []
         self._clock = itertools.count(1)
 
     @property
@@ -102,6 +105,11 @@ class BufferPool:
     def padding(self) -> int:
         """How many of them belong to no weight."""
         return sum(buffer.padding for buffer in self._buffers)
+
+    @property
+    def kept(self) -> int:
+        """Bytes of former buffers that outputs, caches or autograd's graphs still hold."""
+        return sum(nbytes for storage, nbytes in self._kept if not storage.expired())
 
     def take(self, nbytes: int, *, padding: int = 0, ahead: bool) -> Buffer | None:
         """Find or allocate a buffer of at least so many bytes; it is free until it has a holder.
@@ -138,6 +146,8 @@ class BufferPool:
         buffer.after = after
         buffer.freed = next(self._clock)
         if buffer.is_shared():
+            storage: Any = StorageWeakRef(buffer.flat.untyped_storage())  # type: ignore[no-untyped-call]
+            self._kept = [k for k in self._kept if not k[0].expired()] + [(storage, buffer.nbytes)]
             self._drop(buffer)
         buffer.holder = None
 

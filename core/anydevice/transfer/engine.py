@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from anydevice.devices import CPU, Device, DeviceLike
+from anydevice.interrupts import forget_frames
 from anydevice.transfer import profile
 from anydevice.transfer.device_copy import copies_of_data, make_device_copy
 from anydevice.transfer.group import OffloadGroup
@@ -149,6 +150,9 @@ class Engine:
                     group.require_values(missing)
                     self._onload(group, missing, held)
                 self._send_ahead(current)
+        except Exception as error:
+            forget_frames(error)  # an error that is kept must not keep device copies
+            raise
         finally:
             torch._C._set_grad_enabled(gradients)
 

@@ -177,7 +177,12 @@ class Prefetcher:
             if not engine.queue.backend.is_out_of_memory(error):
                 raise
         self._free_memory(engine)
-        return work()
+        try:
+            return work()
+        except Exception as error:
+            if engine.pool.kept and engine.queue.backend.is_out_of_memory(error):
+                error.args = (f"{error} {_explain(engine.pool.kept)}",)
+            raise
 
     def _free_memory(self, engine: CopyEngine) -> None:
         self.cancel(lambda residency: residency.engine is engine)
@@ -213,3 +218,11 @@ def _state(originals: list[torch.Tensor]) -> tuple[tuple[Any, ...], ...]:
     """What must not have changed between the start of copies and the use of what arrived."""
     versions = tuple(0 if t.is_inference() else t._version for t in originals)
     return tuple(signature(t) for t in originals), versions
+
+
+def _explain(kept: int) -> str:
+    return (
+        f"{kept:,} bytes are device copies of offloaded weights whose calls are over: outputs, "
+        "caches or a graph for backward hold views of them. Delete these, or run inference under "
+        "torch.no_grad()."
+    )
