@@ -174,13 +174,21 @@ def _swap(old: torch.Tensor, value: torch.Tensor, requires_grad: bool) -> None:
     pointing to it, and a graph keeps what it had; only its backward is stopped, as the gradient
     could not reach the Parameter any more.
     """
-    new = torch.Tensor._make_subclass(type(old), value, requires_grad)
+    # A wrapper around tensors: the class says how these are named.
+    flatten = getattr(value, "__tensor_flatten__", None) if type(value) is type(old) else None
+    if flatten is None:
+        new = torch.Tensor._make_subclass(type(old), value, requires_grad)
+    else:
+        new = value.detach().requires_grad_(requires_grad)
     watched = old.requires_grad and old.is_leaf and not old.is_inference()
     if watched and old._use_count() > 1:  # type: ignore[attr-defined]
         node = torch.autograd.graph.get_gradient_edge(old).node
         node.register_prehook(_refuse_gradient)
     before, after = old._backward_hooks, getattr(old, "_post_accumulate_grad_hooks", None)
+    inner = {} if flatten is None else {name: getattr(new, name) for name in flatten()[0]}
     torch._C._swap_tensor_impl(old, new)
+    for name, tensor in inner.items():
+        setattr(old, name, tensor)
     if before and requires_grad:  # the Python object has them still; what it stands for has not
         old._backward_hooks = None
         old._backward_hooks = before
