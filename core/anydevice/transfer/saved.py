@@ -64,6 +64,7 @@ class SavedWeights:
         ]
         self._places.sort(key=lambda place: place[0])
         self._outer: Any = None
+        self._started = False
         self._pack = self.pack  # one object, so that it is recognised
 
     def start(self) -> None:
@@ -72,15 +73,22 @@ class SavedWeights:
         if not self._places:
             return
         if autograd._saved_tensors_hooks_is_enabled() and not is_transformed():
+            self._started = True
             self._outer = autograd._top_saved_tensors_default_hooks(True)
             autograd._push_saved_tensors_default_hooks(self._pack, _unpack)
 
     def stop(self) -> None:
-        """End; may be called again."""
-        autograd = torch._C._autograd
-        top = autograd._top_saved_tensors_default_hooks(True)
-        if top is not None and top[0] is self._pack:
+        """End; may be called again, and in another order than others that have started since."""
+        autograd: Any = torch._C._autograd
+        later = []
+        while self._started and (top := autograd._top_saved_tensors_default_hooks(True)):
             autograd._pop_saved_tensors_default_hooks()
+            if top[0] is self._pack:
+                break
+            later.append(top)
+        self._started = False
+        for hooks in reversed(later):
+            autograd._push_saved_tensors_default_hooks(*hooks)
         self._places = []  # graphs may hold this object
 
     def pack(self, tensor: torch.Tensor) -> Any:
