@@ -148,9 +148,7 @@ def _become(job):
     except BaseException:  # noqa: BLE001 - told as an interpreter tells it
         traceback.print_exc()
         code = 1
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon:
-            thread.join()
+    threading._shutdown()  # as an interpreter does: pools of threads end, the others are joined
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
