@@ -125,11 +125,14 @@ def _check_report(path: Path) -> int:
 
 
 def _run_suite(args: argparse.Namespace) -> int:
+    from anydevice.backend_check import member_faults
     from anydevice.registry import get_backend
     from anydevice_conformance.certify import certify
     from anydevice_conformance.progress import Progress, summary
 
-    get_backend(args.device_type)  # an unknown type is named before any work starts
+    backend = get_backend(args.device_type)  # an unknown type is named before any work starts
+    for fault in member_faults(backend):
+        print(f"NOTE {fault}")
     folder = (args.output or Path(f"certify-{args.device_type}")).absolute()
     progress = Progress()
     try:

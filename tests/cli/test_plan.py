@@ -44,7 +44,7 @@ def test_a_table_for_a_person(capsys, config_only):
     assert cli.main([*words, "--explain"]) == 0
     out = capsys.readouterr().out
     assert out.splitlines()[0].split() == [
-        "DEVICE", "BUDGET", "WEIGHTS", "VISITING", "CACHE", "ACTIVATIONS", "FREE",
+        "DEVICE", "BUDGET", "WEIGHTS", "RESERVED", "CACHE", "ACTIVATIONS", "FREE",
     ]  # fmt: skip
     assert "offloaded blocks run on foo:0" in out
     assert "12.6 GiB of weights" in out
@@ -66,7 +66,7 @@ def test_cache_and_activations_take_their_room(capsys, config_only):
     for name in ("foo:0", "foo:1"):
         device = devices[name]
         assert device["activations"] > logits
-        parts = device["weights"] + device["visiting"] + device["cache"] + device["activations"]
+        parts = device["weights"] + device["reserved"] + device["cache"] + device["activations"]
         assert parts + device["free"] == device["budget"]
     assert found["weights"] == sum(d["weights"] for d in devices.values())
 

@@ -246,6 +246,16 @@ def assert_broken_alone(distribution, words):
         ),
         ("{hook}    return 1 / 0", "ZeroDivisionError"),
         (
+            "{hook}    return [type('B', (DeviceBackend,), dict(device_type='a', "
+            "torch_package=5))()]",
+            "torch_package of 'a' is 5",
+        ),
+        (
+            "{hook}    return [type('B', (DeviceBackend,), dict(device_type='a', "
+            "out_of_memory_words='oom'))()]",
+            "out_of_memory_words of 'a' is 'oom', not a tuple",
+        ),
+        (
             "import anydevice.backend as b\n@b.hookimpl\ndef anydevice_backends(extra): pass",
             "extra",
         ),
@@ -625,3 +635,22 @@ def test_a_misspelled_choice_is_warned_of(plugins, monkeypatch, variable, value,
     registry.refresh()
     with pytest.warns(UserWarning, match=words):
         anydevice.available_devices()
+
+
+def test_an_impossible_simulated_machine_is_warned_of():
+    code = """
+        import warnings
+        import anydevice
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            found = anydevice.available_devices()
+        (record,) = [r for r in anydevice.list_backends() if r.device_type == "sim"]
+        print(found, str(caught[0].message) == "ANYDEVICE_SIMULATOR is set, but " + record.reason)
+        print(record.reason)
+    """
+    path = {**os.environ, "ANYDEVICE_SIMULATOR": "devices=99"}
+    done = run_python("-c", textwrap.dedent(code), env=path, check=True)
+    assert done.stdout.splitlines() == [
+        "[device(type='cpu')] True",
+        "ANYDEVICE_SIMULATOR=devices=99: devices=99: there can be 1 to 16",
+    ]

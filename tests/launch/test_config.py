@@ -167,7 +167,6 @@ def test_without_a_terminal_the_file_is_written_at_once(home, capsys, monkeypatc
     assert str(path) in capsys.readouterr().out
     assert config(path) == {
         "compute_environment": "LOCAL_MACHINE",
-        "device_type": "sim",
         "distributed_type": "MULTI_GPU",
         "machine_rank": 0,
         "mixed_precision": "no",

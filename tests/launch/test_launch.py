@@ -377,7 +377,7 @@ SLURM = {
     "SLURM_STEP_NUM_TASKS": "2",
     "SLURM_NODEID": "1",
     "SLURM_JOB_ID": "77",
-    "MASTER_ADDR": "node1",
+    "SLURM_STEP_NODELIST": "node[1-2]",
 }
 
 
@@ -390,3 +390,29 @@ def test_a_step_of_slurm_numbers_the_machines(launcher, capsys, monkeypatch):
     words = " ".join(said)
     assert "--nnodes 2 --node-rank 1 --master-addr node1 --master-port 29500" in words
     assert "--nproc-per-node 2" in words
+
+
+# ---------------------------------------------------------------------- with an Accelerator
+
+
+ACCELERATOR = """
+    import json, os, pathlib
+    import torch
+    from anydevice import Accelerator
+
+    a = Accelerator()
+    file = pathlib.Path(os.environ["RECORD_FOLDER"]) / f"{a.process_index}.json"
+    file.write_text(json.dumps([
+        a.num_processes, str(a.device), a.mixed_precision, a.gradient_accumulation_steps,
+        len(a.gather(torch.ones(1, device=a.device))),
+    ]))
+    a.end_training()
+"""
+
+
+def test_an_accelerator_is_as_the_flags_say(launcher, sim, monkeypatch):
+    monkeypatch.setenv("ANYDEVICE_SIMULATOR", "devices=2,memory=64MiB")
+    words = ["--mixed_precision", "bf16", "--gradient_accumulation_steps", 3]
+    assert launcher.run(*words, launcher.script(ACCELERATOR)) == 0
+    found = launcher.recorded()
+    assert found == {r: [2, f"sim:{r}", "bf16", 3, 2] for r in ("0", "1")}

@@ -236,7 +236,7 @@ def _rows(
                 "device": name,
                 "budget": None if share.budget is None else share.budget + taken_off,
                 "weights": share.used - kept,
-                "visiting": share.reserve,
+                "reserved": share.reserve,
                 "cache": kept,
                 "activations": running.activations if accelerator else 0,
                 "free": share.free,
@@ -248,7 +248,7 @@ def _rows(
 def _table(
     placement: Placement, machine: _Machine, running: _Running, cache: Mapping[str, int]
 ) -> str:
-    columns = ["device", "budget", "weights", "visiting", "cache", "activations", "free"]
+    columns = ["device", "budget", "weights", "reserved", "cache", "activations", "free"]
     rows = [
         [str(row["device"])]
         + ["no limit" if row[c] is None else size_text(row[c]) for c in columns[1:]]

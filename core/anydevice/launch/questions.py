@@ -31,8 +31,10 @@ def machine_defaults() -> dict[str, Any]:
             "machine_rank": 0,
             "mixed_precision": "no",
         }
+    types = {d.type for d in registry.available_devices()} - {_HOST, kind}
     return {
-        "device_type": kind,
+        # A launch takes this type by itself where there is no other; Accelerate knows no such key.
+        **({"device_type": kind} if types else {}),
         "num_processes": registry.get_backend(kind).device_count(),
         "num_machines": 1,
         "machine_rank": 0,

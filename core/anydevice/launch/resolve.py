@@ -11,6 +11,7 @@ from anydevice.errors import OptionError
 from anydevice.launch.config_file import ConfigFile, find_config, read_config
 from anydevice.launch.settings import Setting
 from anydevice.launch.table import BY_NAME, SETTINGS
+from anydevice.processes.environment import first_host
 
 __all__ = ["Resolved", "resolve"]
 
@@ -85,6 +86,9 @@ def _find(
         text = environment.get(variable, "") if variable else ""
         if text and _applies(variable, environment):
             return setting.read(text, variable), f"environment {variable}"
+    nodes = environment.get("SLURM_STEP_NODELIST", "")
+    if setting.name == "main_process_ip" and nodes and _applies("SLURM_", environment):
+        return first_host(nodes), "environment SLURM_STEP_NODELIST"
     if config is not None and setting.name in config.values:
         key = config.origins[setting.name]
         return config.values[setting.name], f"file {config.path} ({key})"

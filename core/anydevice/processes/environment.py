@@ -14,7 +14,7 @@ from typing import Final
 
 from anydevice.errors import ProcessGroupError
 
-__all__ = ["Launch", "read_launch", "setting"]
+__all__ = ["Launch", "first_host", "read_launch", "setting"]
 
 _HOST: Final = "127.0.0.1"
 
@@ -136,7 +136,7 @@ def _by_slurm(found: Mapping[str, str]) -> Launch | None:
     launch = Launch(rank, size, rank if local_rank is None else local_rank, local_size, "SLURM")
     nodes = found.get("SLURM_STEP_NODELIST") or found.get("SLURM_NODELIST", "")
     job = f"{found.get('SLURM_JOB_ID', '')}.{found.get('SLURM_STEP_ID', '')}"
-    return _placed(launch, found, _first_host(nodes), job)
+    return _placed(launch, found, first_host(nodes), job)
 
 
 def _by_mpi(found: Mapping[str, str]) -> Launch | None:
@@ -210,7 +210,7 @@ def _placed(launch: Launch, found: Mapping[str, str], host: str = "", job: str =
     return dataclasses.replace(launch, address=address, port=port)
 
 
-def _first_host(nodes: str) -> str:
+def first_host(nodes: str) -> str:
     """The first host of SLURM's list: ``"a[03-05,9],b"`` gives ``"a03"``."""
     match = re.match(r"([^,\[]+)(?:\[([^\],-]+))?", nodes)
     return "" if match is None else match[1] + (match[2] or "")

@@ -20,6 +20,8 @@ __all__ = ["discover"]
 
 #: Places in a device map that no backend can claim.
 _NO_DEVICES: Final = frozenset({"disk", "meta"})
+#: Members that are a text or None.
+_TEXTS: Final = ("torch_package", "collective_backend", "visible_devices_env")
 #: The distribution whose backends stand when another package claims the same type.
 _OWN: Final = "anydevice"
 
@@ -131,8 +133,15 @@ def _check(backend: object) -> None:
         raise BackendError(f"device_type is {kind!r}, not a torch device type such as 'foo'")
     if not isinstance(backend.capabilities, Capabilities):
         raise BackendError(f"capabilities of {kind!r} is not a Capabilities object")
-    if not isinstance(backend.priority, int):
+    if not isinstance(backend.priority, int) or isinstance(backend.priority, bool):
         raise BackendError(f"priority of {kind!r} is {backend.priority!r}, not an int")
+    for member in _TEXTS:
+        value = getattr(backend, member)
+        if value is not None and not isinstance(value, str):
+            raise BackendError(f"{member} of {kind!r} is {value!r}, neither a text nor None")
+    words = backend.out_of_memory_words
+    if isinstance(words, str) or not all(isinstance(word, str) for word in words):
+        raise BackendError(f"out_of_memory_words of {kind!r} is {words!r}, not a tuple of texts")
     version_fault(backend)
 
 
