@@ -139,7 +139,7 @@ def _check(backend: object) -> None:
         value = getattr(backend, member)
         if value is not None and not isinstance(value, str):
             raise BackendError(f"{member} of {kind!r} is {value!r}, neither a text nor None")
-    words = backend.out_of_memory_words
+    words: Any = backend.out_of_memory_words
     if isinstance(words, str) or not all(isinstance(word, str) for word in words):
         raise BackendError(f"out_of_memory_words of {kind!r} is {words!r}, not a tuple of texts")
     version_fault(backend)
