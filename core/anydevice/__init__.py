@@ -93,8 +93,10 @@ if TYPE_CHECKING:
         undispatch,
     )
     from anydevice.engines import (
+        DeepSpeedPlugin,
         DistributedDataParallelKwargs,
         FullyShardedDataParallelPlugin,
+        MegatronLMPlugin,
         ParallelismConfig,
     )
     from anydevice.errors import AnyDeviceError
@@ -131,6 +133,8 @@ if TYPE_CHECKING:
 
 #: Where each public name is defined.
 _HOMES = {
+    "MegatronLMPlugin": "engines",
+    "DeepSpeedPlugin": "engines",
     "Accelerator": "training",
     "AcceleratorState": "training",
     "AnyDeviceError": "errors",
@@ -184,6 +188,7 @@ __all__ = [
     "AutocastKwargs",
     "Capabilities",
     "DataLoaderConfiguration",
+    "DeepSpeedPlugin",
     "DeviceBackend",
     "DistributedDataParallelKwargs",
     "DistributedType",
@@ -193,6 +198,7 @@ __all__ = [
     "GradientState",
     "InitProcessGroupKwargs",
     "LocalSGD",
+    "MegatronLMPlugin",
     "MemoryInfo",
     "ParallelismConfig",
     "PartialState",

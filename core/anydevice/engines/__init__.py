@@ -2,8 +2,10 @@
 
 from anydevice.engines.base import Engine, Setup, clip_grad_norm
 from anydevice.engines.ddp_options import DistributedDataParallelKwargs
+from anydevice.engines.deepspeed_options import DeepSpeedPlugin
 from anydevice.engines.finding import ENGINE_GROUP, find_engine, list_engines
 from anydevice.engines.fsdp_options import FullyShardedDataParallelPlugin
+from anydevice.engines.megatron import MegatronLMPlugin
 from anydevice.engines.meshes import (
     ParallelismConfig,
     TorchTensorParallelConfig,
@@ -15,9 +17,11 @@ from anydevice.engines.wrapping import units_of
 __all__ = [
     "ENGINE_GROUP",
     "Autocast",
+    "DeepSpeedPlugin",
     "DistributedDataParallelKwargs",
     "Engine",
     "FullyShardedDataParallelPlugin",
+    "MegatronLMPlugin",
     "MixedPrecision",
     "ParallelismConfig",
     "Setup",

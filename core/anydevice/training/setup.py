@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -9,6 +10,7 @@ import torch
 
 from anydevice.engines import (
     Autocast,
+    DeepSpeedPlugin,
     DistributedDataParallelKwargs,
     Engine,
     FullyShardedDataParallelPlugin,
@@ -23,7 +25,11 @@ from anydevice.handlers import (
     InitProcessGroupKwargs,
     KwargsHandler,
 )
-from anydevice.training.environment import fsdp_from_environment, parallelism_from_environment
+from anydevice.training.environment import (
+    fsdp_from_environment,
+    is_set,
+    parallelism_from_environment,
+)
 from anydevice.training.profiling import ProfileKwargs
 from anydevice.training.scaling import LossScaler
 from anydevice.training.state import AcceleratorState
@@ -76,6 +82,10 @@ def build_engine(
     parallel: ParallelismConfig | None = plugins["parallel"] or parallelism_from_environment()
     if fsdp is not None:
         options[FullyShardedDataParallelPlugin] = fsdp
+    if plugins["deepspeed"] is None and is_set("ACCELERATE_USE_DEEPSPEED"):
+        file = os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE") or None
+        plugins = {**plugins, "deepspeed": DeepSpeedPlugin(hf_ds_config=file)}
+        state.deepspeed_plugin = plugins["deepspeed"]
     for plugin in (plugins["deepspeed"], plugins["megatron"]):
         if plugin is not None:
             options[type(plugin)] = plugin
@@ -153,8 +163,8 @@ def _autocast(state: AcceleratorState, given: AutocastKwargs | None) -> Autocast
 
 
 def _scaler(state: AcceleratorState, options: dict[type, Any]) -> LossScaler | None:
-    """Losses are scaled where models compute in float16."""
-    if state.mixed_precision != "fp16":
+    """Losses are scaled where models compute in float16; DeepSpeed does that itself."""
+    if state.mixed_precision != "fp16" or DeepSpeedPlugin in options:
         return None
     backend = state.device_backend
     if not backend.capabilities.grad_scaling:

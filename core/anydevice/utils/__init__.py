@@ -42,8 +42,10 @@ from anydevice.dispatch import (
     undispatch,
 )
 from anydevice.engines import (
+    DeepSpeedPlugin,
     DistributedDataParallelKwargs,
     FullyShardedDataParallelPlugin,
+    MegatronLMPlugin,
     ParallelismConfig,
     TorchTensorParallelConfig,
     TorchTensorParallelPlugin,
@@ -201,6 +203,7 @@ __all__ = [
     "ConvertOutputsToFp32",
     "DDPCommunicationHookType",
     "DataLoaderConfiguration",
+    "DeepSpeedPlugin",
     "DistributedDataParallelKwargs",
     "DistributedType",
     "DynamoBackend",
@@ -210,6 +213,7 @@ __all__ = [
     "InitProcessGroupKwargs",
     "KwargsHandler",
     "LoggerType",
+    "MegatronLMPlugin",
     "OffloadedWeightsLoader",
     "ParallelismConfig",
     "PrecisionType",

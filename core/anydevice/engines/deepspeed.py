@@ -1,0 +1,136 @@
+"""DeepSpeed as an engine: the thinnest adapter to its public interface."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from anydevice.engines.base import Engine, Setup
+from anydevice.engines.deepspeed_options import DeepSpeedPlugin
+from anydevice.errors import MissingDependencyError, ModelError, OptionError
+
+__all__ = ["DeepSpeedEngine"]
+
+
+class DeepSpeedEngine(Engine):
+    """Trains one model with ``deepspeed.initialize``; DeepSpeed accumulates, clips and steps.
+
+    Raises:
+        MissingDependencyError: DeepSpeed is not installed.
+    """
+
+    name = "deepspeed"
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        if importlib.util.find_spec("deepspeed") is None:
+            raise MissingDependencyError(
+                "DeepSpeedPlugin needs DeepSpeed: pip install deepspeed. Without it, "
+                "FullyShardedDataParallelPlugin() shards weights with torch alone"
+            )
+        self._running: Any = None
+
+    def prepare(
+        self, models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]
+    ) -> tuple[list[nn.Module], list[torch.optim.Optimizer]]:
+        """Give the model and its optimizer to DeepSpeed.
+
+        Raises:
+            ModelError: not one model with at most one optimizer.
+            OptionError: the configuration does not say the batch size.
+        """
+        if not models:
+            return list(models), list(optimizers)
+        if len(models) > 1 or len(optimizers) > 1 or self._running is not None:
+            raise ModelError(
+                "DeepSpeed trains one model with one optimizer: prepare these together, and make "
+                "another Accelerator for another model"
+            )
+        config = self._config()
+        deepspeed: Any = importlib.import_module("deepspeed")
+        running, optimizer, _, _ = deepspeed.initialize(
+            model=models[0],
+            optimizer=optimizers[0] if optimizers else None,
+            config=config,
+        )
+        self._running = running
+        if not optimizers:
+            return [running], []
+        return [running], [_Stepping(running, optimizer)]  # type: ignore[list-item]
+
+    def _config(self) -> dict[str, Any]:
+        plugin: DeepSpeedPlugin = self.setup.option(DeepSpeedPlugin)
+        dtype = self.setup.autocast.dtype
+        if dtype is not None and self.setup.autocast.enabled:
+            key = "fp16" if dtype == torch.float16 else "bf16"
+            plugin.deepspeed_config_process(**{key: {"enabled": True}})
+        sizes = ("train_micro_batch_size_per_gpu", "train_batch_size")
+        if all(plugin.deepspeed_config.get(size, "auto") == "auto" for size in sizes):
+            raise OptionError(
+                "DeepSpeed needs the batch size: hf_ds_config="
+                "{'train_micro_batch_size_per_gpu': N}, with the loader's batch size"
+            )
+        return plugin.deepspeed_config
+
+    def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
+        """DeepSpeed's backward, which scales the loss itself."""
+        self._running.backward(loss, **kwargs)
+
+    def no_sync(self, model: nn.Module) -> contextlib.AbstractContextManager[Any]:
+        """Nothing: DeepSpeed knows by its own count when to exchange gradients."""
+        return contextlib.nullcontext()
+
+    def clip_grad_norm(
+        self, parameters: Iterable[torch.Tensor], max_norm: float, norm_type: float = 2.0
+    ) -> torch.Tensor:
+        """The gradients' norm; DeepSpeed clips by its own ``gradient_clipping``."""
+        norm = self._running.get_global_grad_norm()
+        return torch.as_tensor(float("nan") if norm is None else norm)
+
+    def step_was_skipped(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether DeepSpeed did not step, since gradients had overflowed."""
+        return not self._running.was_step_applied()
+
+    def state_dict(self, model: nn.Module, optimizer: Any = None, *, full: bool = True) -> Any:
+        """The model's whole state; with stage 3, gathered 16-bit weights.
+
+        Raises:
+            OptionError: an optimizer's state, which DeepSpeed keeps in files of its own.
+        """
+        if optimizer is not None:
+            raise OptionError(
+                "DeepSpeed keeps its optimizer's state itself: model.save_checkpoint(folder) and "
+                "model.load_checkpoint(folder)"
+            )
+        if self._running.zero_optimization_stage() == 3:
+            return self._running._zero3_consolidated_16bit_state_dict()
+        return self.unwrap(model).state_dict()
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        """The user's own module."""
+        inner: nn.Module = getattr(model, "module", model)
+        return inner
+
+
+class _Stepping:
+    """An optimizer whose step is DeepSpeed's: it accumulates and clears gradients itself."""
+
+    def __init__(self, running: Any, optimizer: Any) -> None:
+        self._running = running
+        self._optimizer = optimizer
+
+    def step(self) -> None:
+        self._running.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None: ...
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name in ("_running", "_optimizer"):
+            raise AttributeError(name)
+        return getattr(self._optimizer, name)

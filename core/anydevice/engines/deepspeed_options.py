@@ -1,0 +1,110 @@
+"""What a user can choose about DeepSpeed."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from anydevice.errors import OptionError
+
+__all__ = ["DeepSpeedPlugin"]
+
+_OFFLOADS: Final = ("none", "cpu", "nvme")
+
+
+@dataclass
+class DeepSpeedPlugin:
+    """Choices for training with DeepSpeed, and its configuration.
+
+    Args:
+        hf_ds_config: DeepSpeed's configuration: a dict or the path of a JSON file. What it says
+            wins; the other arguments fill in what it leaves out or calls "auto".
+        gradient_accumulation_steps: batches in one optimizer step.
+        gradient_clipping: the largest norm of the gradients.
+        zero_stage: 0 to 3; None takes ``ACCELERATE_DEEPSPEED_ZERO_STAGE``, else 2.
+        is_train_batch_min: not there: the batch size stands in the configuration.
+        offload_optimizer_device: "none", "cpu" or "nvme".
+        offload_param_device: the same, for stage 3.
+        offload_optimizer_nvme_path: a folder.
+        offload_param_nvme_path: a folder.
+        zero3_init_flag: not there: build the model within ``deepspeed.zero.Init()``.
+        zero3_save_16bit_model: gather 16-bit weights when a stage-3 model is saved.
+        transformer_moe_cls_names: not there: call ``deepspeed.utils.set_z3_leaf_modules``.
+
+    Raises:
+        OptionError: an argument that is not there, or a value that DeepSpeed does not know.
+    """
+
+    hf_ds_config: Any = None
+    gradient_accumulation_steps: int | None = None
+    gradient_clipping: float | None = None
+    zero_stage: int | None = None
+    is_train_batch_min: bool = True
+    offload_optimizer_device: str | None = None
+    offload_param_device: str | None = None
+    offload_optimizer_nvme_path: str | None = None
+    offload_param_nvme_path: str | None = None
+    zero3_init_flag: bool | None = None
+    zero3_save_16bit_model: bool | None = None
+    transformer_moe_cls_names: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, instead in (
+            ("zero3_init_flag", "build the model within deepspeed.zero.Init()"),
+            ("transformer_moe_cls_names", "call deepspeed.utils.set_z3_leaf_modules(model, [...])"),
+        ):
+            if getattr(self, name):
+                raise OptionError(f"DeepSpeedPlugin({name}=...) is not there: {instead}")
+        if not self.is_train_batch_min:
+            raise OptionError(
+                "DeepSpeedPlugin(is_train_batch_min=False) is not there: say "
+                "train_micro_batch_size_per_gpu in hf_ds_config"
+            )
+        if self.zero_stage is None:
+            self.zero_stage = int(os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2"))
+        if self.zero_stage not in range(4):
+            raise OptionError(f"zero_stage={self.zero_stage!r}: give 0, 1, 2 or 3")
+        for name in ("offload_optimizer_device", "offload_param_device"):
+            if getattr(self, name) not in (None, *_OFFLOADS):
+                raise OptionError(f"{name}={getattr(self, name)!r}: give one of {_OFFLOADS}")
+        self.deepspeed_config = self._config()
+
+    def _config(self) -> dict[str, Any]:
+        given = self.hf_ds_config
+        if isinstance(given, (str, os.PathLike)):
+            path = Path(given)
+            if not path.exists():
+                raise OptionError(f"hf_ds_config={os.fspath(given)!r}: there is no such file")
+            config = json.loads(path.read_text(encoding="utf-8"))
+        else:
+            config = copy.deepcopy(getattr(given, "config", given) or {})
+        zero = config.setdefault("zero_optimization", {})
+        _fill(zero, "stage", self.zero_stage)
+        for part in ("optimizer", "param"):
+            device = getattr(self, f"offload_{part}_device")
+            if device not in (None, "none"):
+                offload: dict[str, Any] = {"device": device}
+                if (folder := getattr(self, f"offload_{part}_nvme_path")) is not None:
+                    offload["nvme_path"] = folder
+                _fill(zero, f"offload_{part}", offload)
+        _fill(zero, "stage3_gather_16bit_weights_on_model_save", self.zero3_save_16bit_model)
+        _fill(config, "gradient_accumulation_steps", self.gradient_accumulation_steps)
+        _fill(config, "gradient_clipping", self.gradient_clipping)
+        return dict(config)
+
+    def deepspeed_config_process(self, **kwargs: Any) -> None:
+        """Put values in the configuration's top level where it says "auto" or nothing."""
+        for key, value in kwargs.items():
+            _fill(self.deepspeed_config, key, value)
+
+    def select(self) -> None:
+        """Nothing: an accelerator has one plugin."""
+
+
+def _fill(config: dict[str, Any], key: str, value: Any) -> None:
+    if value is not None and config.get(key, "auto") == "auto":
+        config[key] = value

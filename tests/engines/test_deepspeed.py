@@ -1,0 +1,119 @@
+"""The adapter to DeepSpeed, against its public interface; and Megatron-LM's refusal."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import pytest
+import torch
+from torch import nn
+
+from anydevice.engines import DeepSpeedPlugin, MegatronLMPlugin
+from anydevice.errors import MissingDependencyError, ModelError, OptionError
+from anydevice.training import Accelerator, AcceleratorState, GradientState
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    for kind in (AcceleratorState, GradientState):
+        kind._reset_state()
+    yield
+    for kind in (AcceleratorState, GradientState):
+        kind._reset_state()
+
+
+class Running(nn.Module):
+    """What ``deepspeed.initialize`` returns: calls are kept."""
+
+    def __init__(self, module, optimizer, config):
+        super().__init__()
+        self.module, self.optimizer, self.config = module, optimizer, config
+        self.calls = []
+
+    def forward(self, *args):
+        return self.module(*args)
+
+    def backward(self, loss):
+        self.calls.append("backward")
+        loss.backward()
+
+    def step(self):
+        self.calls.append("step")
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def get_global_grad_norm(self):
+        return 2.0
+
+    def was_step_applied(self):
+        return True
+
+    def zero_optimization_stage(self):
+        return self.config["zero_optimization"]["stage"]
+
+
+@pytest.fixture
+def deepspeed(monkeypatch):
+    module = types.ModuleType("deepspeed")
+    module.__spec__ = types.SimpleNamespace(name="deepspeed")
+
+    def initialize(model, optimizer, config):
+        running = Running(model, optimizer, config)
+        return running, optimizer, None, None
+
+    module.initialize = initialize
+    monkeypatch.setitem(sys.modules, "deepspeed", module)
+    return module
+
+
+def test_a_loop_goes_through_deepspeed(deepspeed, tmp_path):
+    config = {"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": "auto"}}
+    plugin = DeepSpeedPlugin(hf_ds_config=config, zero_stage=1, gradient_clipping=1.0)
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16", deepspeed_plugin=plugin)
+    plain = nn.Linear(2, 1)
+    before = plain.weight.detach().clone()
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    model, optimizer = accelerator.prepare(plain, optimizer)
+    with accelerator.accumulate(model):
+        accelerator.backward(model(torch.ones(4, 2)).sum())
+        assert accelerator.clip_grad_norm_(model.parameters(), 1.0) == 2.0
+        optimizer.step()
+        optimizer.zero_grad()
+    assert model.calls == ["backward", "step"]
+    assert not torch.equal(plain.weight, before)
+    assert model.config["bf16"] == {"enabled": True}
+    assert model.config["gradient_clipping"] == 1.0
+    assert model.config["zero_optimization"]["stage"] == 1
+    assert not accelerator.optimizer_step_was_skipped
+    assert accelerator.distributed_type == "DEEPSPEED"
+    assert accelerator.unwrap_model(model) is plain
+    assert set(accelerator.get_state_dict(model)) == {"weight", "bias"}
+    with pytest.raises(ModelError, match="one model"):
+        accelerator.prepare(nn.Linear(1, 1))
+    with pytest.raises(OptionError, match="save_checkpoint"):
+        accelerator.save_state(tmp_path / "c")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_missing_is_told(deepspeed):
+    accelerator = Accelerator(cpu=True, deepspeed_plugin=DeepSpeedPlugin())
+    with pytest.raises(OptionError, match="train_micro_batch_size_per_gpu"):
+        accelerator.prepare(nn.Linear(1, 1))
+    for options in (
+        {"zero_stage": 4},
+        {"zero3_init_flag": True},
+        {"is_train_batch_min": False},
+        {"offload_param_device": "disk"},
+        {"hf_ds_config": "nowhere.json"},
+    ):
+        with pytest.raises(OptionError, match=next(iter(options))):
+            DeepSpeedPlugin(**options)
+
+
+def test_without_the_packages_the_remedy_is_named():
+    with pytest.raises(MissingDependencyError, match="pip install deepspeed"):
+        Accelerator(cpu=True, deepspeed_plugin=DeepSpeedPlugin())
+    AcceleratorState._reset_state()
+    with pytest.raises(MissingDependencyError, match=r"megatron-core.*tp_size"):
+        Accelerator(cpu=True, megatron_lm_plugin=MegatronLMPlugin(tp_degree=2))
