@@ -10,7 +10,7 @@ import torch
 from anydevice import registry
 from anydevice.devices import Device
 from anydevice.tensors import move_tensor
-from anydevice.transfer.copy_plan import bytes_of, plan_copies, tensor_at, travels_as_bytes
+from anydevice.transfer.copy_plan import bytes_of, is_copied_as_bytes, plan_copies, tensor_at
 from anydevice.transfer.pinning import PinBudget, pin_host_tensors
 from anydevice.transfer.queue import DeviceQueue
 
@@ -43,7 +43,7 @@ def copy_batch(tensors: Sequence[torch.Tensor], device: Device) -> list[torch.Te
     with torch.inference_mode(False), torch.no_grad():
         together = []
         for tensor in {id(t): t for t in tensors}.values():
-            if queue.has_streams and travels_as_bytes(tensor):
+            if queue.has_streams and is_copied_as_bytes(tensor):
                 together.append(tensor)
             else:
                 found[id(tensor)] = move_tensor(tensor, device)

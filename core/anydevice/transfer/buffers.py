@@ -63,7 +63,7 @@ class Buffer:
         return view.as_strided(like.shape, like.stride(), offset // dtype.itemsize).data
 
     def is_shared(self) -> bool:
-        """Whether somebody else holds a view: an output, a saved tensor of autograd, a cache.
+        """Whether another object holds a view: an output, a saved tensor of autograd, a cache.
 
         The memory must not serve another weight then.
         """

@@ -21,10 +21,10 @@ __all__ = [
     "align",
     "bytes_of",
     "count_owners",
+    "is_copied_as_bytes",
     "plan_copies",
     "signature",
     "tensor_at",
-    "travels_as_bytes",
 ]
 
 #: Every run begins at a multiple of this many bytes, as allocators of devices have it.
@@ -32,7 +32,7 @@ ALIGNMENT: Final = 256
 #: Weights that lie one after the other on the host are copied at once where kernels would not
 #: notice: they keep at least this alignment...
 _KEPT_ALIGNMENT: Final = 64
-#: ... and at most so many bytes between them travel for nothing.
+#: ... and at most so many bytes between them are copied for nothing.
 _GAP: Final = 4096
 
 
@@ -73,7 +73,7 @@ class CopyPlan(NamedTuple):
         nbytes: of the buffer.
         pieces: the weights in it.
         runs: the copies that fill it.
-        loose: indices of weights that must travel by themselves.
+        loose: indices of weights that must be copied one by one.
     """
 
     nbytes: int
@@ -90,7 +90,7 @@ class CopyPlan(NamedTuple):
 def signature(tensor: torch.Tensor) -> tuple[Any, ...]:
     """What a layout depends on: another signature, another layout."""
     kind = type(tensor)
-    if kind is not nn.Parameter and kind is not torch.Tensor and not travels_as_bytes(tensor):
+    if kind is not nn.Parameter and kind is not torch.Tensor and not is_copied_as_bytes(tensor):
         return (id(tensor),)
     if tensor.layout is not torch.strided:
         return (id(tensor),)
@@ -107,9 +107,9 @@ def plan_copies(
     Args:
         originals: the weights, each once.
         pins: whether the device knows page-locked memory.
-        alone: indices of those that must travel by themselves for a reason of the caller's.
+        alone: indices of others that must be copied one by one.
     """
-    loose = [i for i, t in enumerate(originals) if i in alone or not travels_as_bytes(t)]
+    loose = [i for i, t in enumerate(originals) if i in alone or not is_copied_as_bytes(t)]
     order = sorted(
         set(range(len(originals))).difference(loose), key=lambda i: originals[i].data_ptr()
     )
@@ -151,7 +151,7 @@ def bytes_of(tensor: torch.Tensor, nbytes: int) -> torch.Tensor:
 def tensor_at(flat: torch.Tensor, offset: int, like: torch.Tensor) -> torch.Tensor:
     """View a buffer's bytes as a tensor with the dtype, shape and strides of another.
 
-    It counts its versions by itself, unlike other views, so that a change can be told.
+    It has a version counter of its own, unlike other views, so that a change is noticed.
     """
     start = offset // like.element_size()
     return flat.view(like.dtype).as_strided(like.shape, like.stride(), start).data
@@ -163,7 +163,7 @@ def count_owners(tensor: torch.Tensor) -> int | None:
     return None if count is None else int(count(tensor.untyped_storage()._cdata))
 
 
-def travels_as_bytes(tensor: torch.Tensor) -> bool:
+def is_copied_as_bytes(tensor: torch.Tensor) -> bool:
     """Whether a copy of the tensor's bytes is a copy of the tensor."""
     return (
         tensor.device.type == CPU.type
@@ -174,7 +174,7 @@ def travels_as_bytes(tensor: torch.Tensor) -> bool:
         and tensor.numel() > 0
         and not tensor.is_conj()
         and not tensor.is_neg()
-        and not tensor.is_inference()  # it counts no versions: whether it is stale cannot be told
+        and not tensor.is_inference()  # no version tells whether it is stale
         and is_dense(tensor)
     )
 

@@ -35,7 +35,7 @@ def is_lazy(tensor: torch.Tensor) -> bool:
 
 
 def wants_gradient(original: torch.Tensor) -> bool:
-    """Whether a backward pass must find its way from the copy to the resting tensor."""
+    """Whether gradients must reach the original from the copy."""
     return original.requires_grad and torch.is_grad_enabled()
 
 
@@ -107,7 +107,7 @@ def copies_of_data(
 
 
 class _Arrival(torch.autograd.Function):
-    """The data of the copy, and the graph of the resting tensor."""
+    """The data of the copy, and the graph of the original."""
 
     @staticmethod
     def forward(ctx: Any, original: torch.Tensor, data: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,6 @@ import os
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any, Final
 
 import torch
@@ -23,9 +22,9 @@ from anydevice.transfer.readahead import page_faults
 from anydevice.transfer.residency import Residency
 from anydevice.transfer.settings import read_pin_budget, read_prefetch_depth, read_reserve
 from anydevice.transfer.swapping import SwappedTensor
-from anydevice.transfer.trace import ExecutionTrace, ForwardPass
+from anydevice.transfer.trace import ExecutionTrace, ForwardPass, PassCall
 
-__all__ = ["Engine", "PassCall"]
+__all__ = ["Engine"]
 
 
 class Engine:
@@ -126,7 +125,7 @@ class Engine:
             self._prefetcher.close(wait=True)
             self._renew_prefetcher()
 
-    # ------------------------------------------------------------------ for groups
+    # ------------------------------------------------------------------ for groups and passes
 
     def add(self, group: OffloadGroup) -> None:
         """Take note of a new group."""
@@ -168,6 +167,24 @@ class Engine:
                     held.pop()
         finally:
             torch._C._set_grad_enabled(gradients)
+
+    def begin_pass(self, call: PassCall, thread: int) -> None:
+        """A call of the whole model begins."""
+        with self._lock:
+            current = self._pass_of(thread)
+            if not current.calls:
+                self._finish(current)
+            current.calls.append(call)
+
+    def end_pass(self, call: PassCall, thread: int) -> None:
+        """A call of the whole model, and those inside it, are over."""
+        with self._lock:
+            current = self._passes.get(thread)
+            if current is not None and call in current.calls:
+                if current.calls[0] is call:
+                    self._finish(current)
+                    self._passes.pop(thread, None)
+                del current.calls[current.calls.index(call) :]
 
     def compute_on_host(self, group: OffloadGroup) -> None:
         """Take note that a group computes on the host, from weights that are views of files.
@@ -279,61 +296,6 @@ class Engine:
         _left_behind.append(self._prefetcher)
         self._passes = {}
         self._renew_prefetcher()
-
-
-class PassCall:
-    """A call of the whole model: tells the engine where it begins and ends. Calls may be nested.
-
-    Without it the engine guesses. Nothing is copied ahead across the end of a pass, where weights
-    may be changed in ways that nobody can see (``weight.data.mul_(2)``).
-
-    `end` may be called again, as `GroupCall.leave`; it does nothing for what has not begun.
-    """
-
-    __slots__ = ("_engine", "_thread")
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._thread = 0  # the id of none
-
-    def begin(self) -> None:
-        """The calling thread begins a call of the whole model."""
-        engine = self._engine
-        self._thread = threading.get_ident()
-        with engine._lock:
-            current = engine._pass_of(self._thread)
-            if not current.calls:
-                engine._finish(current)
-            current.calls.append(self)
-
-    def end(self) -> None:
-        """The call has ended, also when it failed."""
-        if not self._thread:
-            return
-        engine = self._engine
-        with engine._lock:
-            current = engine._passes.get(self._thread)
-            if current is not None and self in current.calls:
-                if current.calls[0] is self:
-                    engine._finish(current)
-                    engine._passes.pop(self._thread, None)
-                del current.calls[current.calls.index(self) :]
-        self._thread = 0
-
-    def __enter__(self) -> PassCall:
-        self.begin()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        try:
-            self.end()
-        finally:
-            self.end()
 
 
 _MOST_PASSES: Final = 64

@@ -10,7 +10,7 @@ from anydevice import registry
 from anydevice.backend import DeviceBackend
 from anydevice.checkpoint.mapped import backing_of
 from anydevice.devices import CPU
-from anydevice.transfer.copy_plan import align, count_owners, travels_as_bytes
+from anydevice.transfer.copy_plan import align, count_owners, is_copied_as_bytes
 from anydevice.transfer.pinned_blocks import place_in_block
 
 __all__ = ["PinBudget", "pin_host_tensors"]
@@ -39,10 +39,10 @@ class PinBudget:
 def pin_host_tensors(
     originals: Sequence[torch.Tensor], backend: DeviceBackend, budget: PinBudget, *, mapped: bool
 ) -> None:
-    """Move the data of resting weights to one block of page-locked memory.
+    """Move the data of host tensors to one block of page-locked memory.
 
     The tensors stay the same objects, each with a storage of its own, so that saving one does not
-    save all. Left where they are: weights whose memory somebody else holds too (a view, another
+    save all. Left where they are: weights whose memory is shared (a view, another
     process), and those that are page-locked already.
 
     Args:
@@ -72,7 +72,7 @@ def pin_host_tensors(
 
 def _may_move(tensor: torch.Tensor) -> bool:
     return (
-        travels_as_bytes(tensor)
+        is_copied_as_bytes(tensor)
         and not tensor.is_pinned()
         and not tensor.is_shared()  # type: ignore[no-untyped-call]
         and _is_sole_owner(tensor)

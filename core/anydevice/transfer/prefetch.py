@@ -189,7 +189,7 @@ class Prefetcher:
         engine.free_memory()
 
     def cancel(self, which: Callable[[Residency], bool]) -> bool:
-        """Give up residencies that nobody has claimed; say whether there were any."""
+        """Give up residencies that no call has claimed; return whether there were any."""
         chosen = [(key, residency) for key, residency in self._ahead.items() if which(residency)]
         for key, residency in chosen:
             residency.cancel()

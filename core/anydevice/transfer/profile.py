@@ -1,4 +1,4 @@
-"""What travelled, for whom, and who had to wait: `profile_transfers`.
+"""What was copied, for which group, and how long devices waited: `profile_transfers`.
 
 Times are the host's. A thread for each stream waits for one mark after the other and looks at the
 clock, so nothing else is held up; while no profile is taken, nothing of this exists.
@@ -39,13 +39,13 @@ class Span:
     Attributes:
         group: its name.
         device: where its weights were needed.
-        row: ``"link"`` for a journey, ``"compute"`` for the time that copies stood in the slots.
-        nbytes: that travelled.
+        row: ``"link"`` for copies, ``"compute"`` for the time that device copies were in the slots.
+        nbytes: that were copied.
         copies: that it took.
-        ahead: whether it set out before it was needed.
+        ahead: whether it started before it was needed.
         begin: when the device got to it; None where that was not seen.
         end: when the device was done.
-        link: of a residency: the journey that it needed.
+        link: of a use: the copies that it needed.
     """
 
     group: str
@@ -95,8 +95,8 @@ class GroupTransfers:
         group: its name.
         device: where they were needed.
         uses: how often.
-        ahead: how many of these had set out before.
-        bytes: that travelled.
+        ahead: how many of these were prefetched.
+        bytes: that were copied.
         copies: that it took.
         seconds: that the copies took.
         waited: seconds for which the device stood still for them.
@@ -134,7 +134,7 @@ class TransferProfile:
 
     @property
     def bytes(self) -> int:
-        """Bytes that travelled."""
+        """Bytes that were copied."""
         return sum(span.nbytes for span in self._spans)
 
     @property
@@ -149,7 +149,7 @@ class TransferProfile:
 
     @property
     def overlap(self) -> float:
-        """The part of the copies' time for which nobody waited, from 0 to 1."""
+        """The part of the copies' time for which no device waited, from 0 to 1."""
         seconds = sum(span.seconds for span in self._spans if span.row == "link")
         return max(0.0, 1.0 - self.waited / seconds) if seconds else 0.0
 
@@ -246,16 +246,16 @@ class _Watcher:
 
 
 def _sum(group: str, device: str, spans: list[Span]) -> GroupTransfers:
-    journeys = [span for span in spans if span.row == "link"]
+    transfers = [span for span in spans if span.row == "link"]
     uses = [span for span in spans if span.row == "compute"]
     return GroupTransfers(
         group,
         device,
         len(uses),
-        sum(span.ahead for span in journeys),
-        sum(span.nbytes for span in journeys),
-        sum(span.copies for span in journeys),
-        sum(span.seconds for span in journeys),
+        sum(span.ahead for span in transfers),
+        sum(span.nbytes for span in transfers),
+        sum(span.copies for span in transfers),
+        sum(span.seconds for span in transfers),
         sum(span.waited for span in uses),
     )
 
@@ -320,9 +320,9 @@ def _new(
 
 @contextlib.contextmanager
 def profile_transfers() -> Iterator[TransferProfile]:
-    """Take note of every weight that travels, in all threads, while the context lasts.
+    """Record every copy of an offloaded weight, in all threads, while the context lasts.
 
-    Its end waits for what is still under way. Where contexts are nested, the innermost takes note.
+    Its end waits for copies that are still running. Of nested contexts, the innermost records.
 
     Yields:
         The profile; print it, or see `TransferProfile`.

@@ -23,7 +23,7 @@ _SMALLEST: Final = 1 << 20
 
 
 def page_faults() -> int:
-    """How often this process has waited for the disk to bring a page of memory."""
+    """How often this process has waited for the disk to read a page of memory."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_majflt if resource is not None else 0
 
 
@@ -42,4 +42,4 @@ def read_ahead(tensors: Iterable[torch.Tensor]) -> None:
         try:
             map_file(place.path).will_need(place.offset, place.nbytes)
         except (CheckpointError, OSError):
-            return  # only advice: whoever uses the weights will find out what is wrong
+            return  # only advice: the use of the weights raises what is wrong

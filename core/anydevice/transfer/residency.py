@@ -210,7 +210,7 @@ class Residency:
             queue.wait(here, queue.record(self._stream))
 
     def part(self, call: int) -> bool:
-        """A call is over; say whether nobody uses the device copies any more."""
+        """A call is over; return whether no call uses the device copies any more."""
         queue = self.engine.queue
         if call in self.users:
             here = queue.current_stream()

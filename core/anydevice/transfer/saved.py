@@ -34,7 +34,7 @@ class _SavedWeight(NamedTuple):
 
 
 class _SavedTensor(NamedTuple):
-    """Any other saved tensor, with its version: torch leaves that check to whoever has hooks."""
+    """Any other saved tensor, with its version: torch leaves that check to the hooks."""
 
     tensor: torch.Tensor
     version: int

@@ -13,16 +13,16 @@ __all__ = ["read_pin_budget", "read_prefetch_depth", "read_reserve"]
 
 
 def read_prefetch_depth(depth: Any) -> int:
-    """Read how many groups travel ahead.
+    """Read how many groups are copied ahead.
 
     Raises:
         OptionError: it is not a whole number from 0 up.
     """
-    return whole_number("prefetch_depth", depth, 0, "how many groups travel ahead")
+    return whole_number("prefetch_depth", depth, 0, "how many groups are copied ahead")
 
 
 def read_reserve(reserve: Mapping[Any, Any] | None) -> dict[Device, int] | None:
-    """Read the bytes kept free for visitors.
+    """Read the bytes reserved for offloaded weights.
 
     Raises:
         BudgetError: a size cannot be read.

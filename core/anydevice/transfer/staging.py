@@ -34,7 +34,7 @@ class StagingBuffer:
     Attributes:
         tensor: its bytes.
         pinned: whether they are page-locked.
-        event: after which no copy reads it any more; set by whoever queued copies out of it.
+        event: after which no copy reads it any more; set by the code that queued copies out of it.
     """
 
     def __init__(self, nbytes: int, queue: DeviceQueue) -> None:

@@ -86,7 +86,7 @@ def _restore(
             written.add(id(copy))
         if swap.attributes or copy.__dict__:
             attributes_back(copy, original, swap.attributes)
-        # Last: until here, whoever is interrupted can begin anew.
+        # Last: until here, an interrupted call can be repeated.
         slot.put(original)
         if copy.requires_grad and copy.is_leaf:
             pass_gradient_on(copy, original)

@@ -5,12 +5,14 @@ A guess that is wrong costs the time of a copy and nothing else.
 
 from __future__ import annotations
 
+import threading
 import weakref
-from typing import Final
+from types import TracebackType
+from typing import Final, Protocol
 
 from anydevice.transfer.group import OffloadGroup
 
-__all__ = ["ExecutionTrace", "ForwardPass"]
+__all__ = ["ExecutionTrace", "ForwardPass", "PassCall"]
 
 #: How many orders are kept: a model is entered in a few ways (prompt, token, encoder, backward).
 _KEPT: Final = 16
@@ -79,7 +81,7 @@ class ForwardPass:
     """One thread's pass through the groups.
 
     Attributes:
-        calls: the calls of the whole model that the thread is in; none where nobody says so.
+        calls: the calls of the whole model that the thread is in; empty where that is not known.
     """
 
     def __init__(self, trace: ExecutionTrace) -> None:
@@ -120,3 +122,55 @@ class ForwardPass:
         """The groups that are expected next, without those that were guessed wrongly too often."""
         groups = (self._expected.at(self._position + 1 + i) for i in range(count))
         return [u for u in groups if u is not None and u.prefetch_score > _PATIENCE]
+
+
+class _Engine(Protocol):
+    """What a call of the whole model needs of its engine."""
+
+    def begin_pass(self, call: PassCall, thread: int) -> None:
+        """A call of the whole model begins."""
+
+    def end_pass(self, call: PassCall, thread: int) -> None:
+        """A call of the whole model is over."""
+
+
+class PassCall:
+    """A call of the whole model: tells the engine where it begins and ends. Calls may be nested.
+
+    Without it the engine guesses. Nothing is copied ahead across the end of a pass, where weights
+    may be changed in ways that cannot be detected (``weight.data.mul_(2)``).
+
+    `end` may be called again, as `GroupCall.leave`; it does nothing for what has not begun.
+    """
+
+    __slots__ = ("_engine", "_thread")
+
+    def __init__(self, engine: _Engine) -> None:
+        self._engine = engine
+        self._thread = 0  # no thread has this id
+
+    def begin(self) -> None:
+        """The calling thread begins a call of the whole model."""
+        self._thread = threading.get_ident()
+        self._engine.begin_pass(self, self._thread)
+
+    def end(self) -> None:
+        """The call has ended, also when it failed."""
+        if self._thread:
+            self._engine.end_pass(self, self._thread)
+        self._thread = 0
+
+    def __enter__(self) -> PassCall:
+        self.begin()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            self.end()
+        finally:
+            self.end()
