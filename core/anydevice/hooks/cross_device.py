@@ -91,14 +91,16 @@ def with_alignment(
     """Call ``forward`` with operators aligned, also where the caller's are not."""
     if _local.depth and not _local.muted and type(_top()) is CrossDeviceMode:
         return forward(*args, **kwargs)
-    muted, _local.muted = _local.muted, 0
-    _local.depth += 1
+    before = _State()
     try:
-        with CrossDeviceMode():
+        try:
+            _local.depth, _local.muted = before.depth + 1, 0
+            _push(CrossDeviceMode())
             return forward(*args, **kwargs)
+        finally:
+            before.restore()
     finally:
-        _local.depth -= 1
-        _local.muted = muted
+        before.restore()  # an interrupt may have cut the first short
 
 
 def without_alignment(
@@ -111,19 +113,45 @@ def without_alignment(
     if not _local.depth:
         return forward(*args, **kwargs)
     mode = _top()
-    if type(mode) is not CrossDeviceMode:  # the user's own mode is above ours
-        _local.muted += 1
+    before = _State(mode)
+    try:
         try:
+            if type(mode) is CrossDeviceMode:
+                _local.depth = before.depth - 1
+                _pop()
+            else:  # the user's own mode is above ours
+                _local.muted = before.muted + 1
             return forward(*args, **kwargs)
         finally:
-            _local.muted -= 1
-    mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-    _local.depth -= 1
-    try:
-        return forward(*args, **kwargs)
+            before.restore()
     finally:
-        _local.depth += 1
-        mode.__enter__()  # type: ignore[no-untyped-call]
+        before.restore()
+
+
+class _State:
+    """The state of this thread before a forward. Restoring it twice does no harm.
+
+    Args:
+        mode: the innermost mode, which may be taken off meanwhile.
+    """
+
+    def __init__(self, mode: TorchFunctionMode | None = None) -> None:
+        self.depth, self.muted = _local.depth, _local.muted
+        self._mode, self._length = mode, _length()
+
+    def restore(self) -> None:
+        """Restore it, whatever was left undone."""
+        while _length() > self._length:
+            _pop()
+        if _length() == self._length - 1 and self._mode is not None:
+            _push(self._mode)
+        _local.depth, _local.muted = self.depth, self.muted
+
+
+#: Calls into torch that an interrupt cannot divide, unlike entering and leaving the mode.
+_push: Callable[[TorchFunctionMode], None] = torch._C._push_on_torch_function_stack
+_pop: Callable[[], Any] = torch._C._pop_torch_function_stack
+_length: Callable[[], int] = torch._C._len_torch_function_stack
 
 
 def _top() -> TorchFunctionMode | None:

@@ -41,7 +41,11 @@ def current_device(device: Device | None) -> contextlib.AbstractContextManager[N
 @contextlib.contextmanager
 def _switched(backend: DeviceBackend, index: int, before: int) -> Iterator[None]:
     try:
-        backend.set_device(index)
-        yield
-    finally:
-        backend.set_device(before)
+        try:
+            backend.set_device(index)
+            yield
+        finally:
+            backend.set_device(before)
+    finally:  # an interrupt may have cut the first short
+        if backend.current_device() != before:
+            backend.set_device(before)
