@@ -132,7 +132,23 @@ def test_demo_without_a_compiler_goes_on_with_cpu_and_disk(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "command", ["devices", "backends", "run", "demo", "certify", "new-backend"]
+    "command",
+    [
+        "devices",
+        "backends",
+        "run",
+        "demo",
+        "certify",
+        "new-backend",
+        "launch",
+        "config",
+        "test",
+        "plan",
+        "estimate",
+        "merge-weights",
+        "env",
+        "completion",
+    ],
 )
 def test_every_command_has_help(command, capsys):
     with pytest.raises(SystemExit) as stopped:
