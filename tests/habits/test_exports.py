@@ -25,7 +25,8 @@ spec.loader.exec_module(reference)
 def declared(path):
     """A file's ``__all__``; None without one."""
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
+        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+        if getattr(target, "id", "") == "__all__":
             return ast.literal_eval(node.value)
     return None
 
