@@ -654,3 +654,10 @@ def test_an_impossible_simulated_machine_is_warned_of():
         "[device(type='cpu')] True",
         "ANYDEVICE_SIMULATOR=devices=99: devices=99: there can be 1 to 16",
     ]
+
+
+def test_a_dispatch_to_a_device_of_wrong_memory_names_the_member(sim, monkeypatch):
+    monkeypatch.setattr(SimulatorBackend, "memory_info", lambda self, index: (1, 2))
+    model = torch.nn.Linear(2, 2)
+    with pytest.raises(BackendError, match=r"memory_info\(1\) of SimulatorBackend returned"):
+        anydevice.dispatch_model(model, {"": "sim:1"})

@@ -109,7 +109,7 @@ def check_memory(weights: Sequence[Weight]) -> None:
 def _free(device: Device) -> int | None:
     """Free bytes of a device; None when it does not tell."""
     with contextlib.suppress(NotImplementedError):
-        return registry.get_backend(device.torch).memory_info(device.index or 0).free
+        return registry.measure_memory(device.torch).free
     return None
 
 

@@ -50,7 +50,7 @@ def undispatch(model: nn.Module, device: DeviceLike = "cpu") -> nn.Module:
     check_memory(weights)
     coming = [w for w in weights if place == CPU and _comes_to_memory(w)]
     needed = sum(tensor_bytes(w.tensor) for w in coming)
-    free = registry.get_backend(CPU.type).memory_info(0).free
+    free = registry.measure_memory(CPU.type).free
     if needed > free:
         raise DoesNotFitError(
             f"the model needs {format_bytes(needed)} of memory that it does not have yet, and "

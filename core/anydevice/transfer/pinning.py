@@ -29,7 +29,7 @@ class PinBudget:
     def take(self, nbytes: int) -> bool:
         """Take so many bytes, where they are left."""
         if self._left is None:
-            self._left = registry.get_backend(CPU.torch).memory_info(0).free // 2
+            self._left = registry.measure_memory(CPU.torch).free // 2
         if nbytes > self._left:
             return False
         self._left -= nbytes
