@@ -505,11 +505,12 @@ def _pinning(subject: Subject) -> Probe:
 
     def run(index: int) -> None:
         number = next(numbers)
-        bits = torch.arange(96, dtype=torch.uint8) * 37 + number
+        bits = torch.arange(960).mul(37).add(number).to(torch.uint8)
         dtype = subject.supported(*DTYPES)[number % len(subject.supported(*DTYPES))]
         source = (bits % 2).bool() if dtype is torch.bool else bits.view(dtype)
         source = source[1:] if number % 3 == 1 else source
-        source = source.view(2, -1).t() if number % 3 == 2 and source.numel() % 2 == 0 else source
+        if number % 3 == 2:
+            source = source.view(2, -1).t() if number % 2 else source.view(1, 2, 2, 3, -1)
         kept = source.clone()
         pinned = backend.pin_memory(source)
         assert pinned.is_pinned(), "the result is not pinned"

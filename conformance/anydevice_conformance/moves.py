@@ -175,6 +175,8 @@ def moves(subject: Subject, *, between: bool = False) -> st.SearchStrategy[Move]
         source, target = route
         if not between:
             source, target = (p if p is None else place for p in route)
+        if len(shape) in (4, 5) and dice % 3 == 0:
+            layout = "channels-last"
         if LAYOUTS[layout](shape) is None:
             layout = "contiguous" if dice % 2 or len(shape) < 2 else "transposed"
         return Move(

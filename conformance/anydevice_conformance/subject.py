@@ -41,7 +41,7 @@ class Subject:
 
     def examples(self, ordinary: int) -> int:
         """How many examples of a law to try, where an ordinary run tries ``ordinary``."""
-        return self.count or max(5, ordinary // (5 if self.quick else 1))
+        return self.count or max(5, ordinary // (7 if self.quick else 1))
 
     @property
     def type(self) -> str:

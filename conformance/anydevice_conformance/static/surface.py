@@ -43,14 +43,14 @@ class Surface:
         return near[0] if near else None
 
     @classmethod
-    def load(cls, file: Path) -> Surface:
-        """Read a file that `save` wrote."""
-        return cls(**json.loads(file.read_text(encoding="utf-8")))
+    def load(cls, file: Path | str) -> Surface:
+        """Read a file that `save` wrote, named by a path or a text."""
+        return cls(**json.loads(Path(file).read_text(encoding="utf-8")))
 
-    def save(self, file: Path) -> None:
+    def save(self, file: Path | str) -> None:
         """Write as JSON, names in order, so that versions can be compared line by line."""
         data = dataclasses.asdict(self) | {"names": dict(sorted(self.names.items()))}
-        file.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+        Path(file).write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
 
 def parse_signature(text: str) -> inspect.Signature:

@@ -214,6 +214,7 @@ def test_DEV_014_no_faulty_member(backend: DeviceBackend) -> None:
         assert isinstance(words, str), f"{name}() returned {words!r}"
 
 
+@slow
 def test_DEV_015_first_use_by_threads(subject: Subject) -> None:
     """In a new process several threads may be the first to use the device, at once.
 

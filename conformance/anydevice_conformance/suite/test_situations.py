@@ -58,7 +58,8 @@ def test_DEV_013_nothing_is_left(subject: Subject, index: int) -> None:
     Fix: close what a call opens, in a ``finally``; keep no list of what was asked for.
     """
     times = 100 if subject.quick else 300
-    calls = {str(probe): probe.repeat for probe in probes(subject) if probe.repeat is not None}
+    found = probes(subject)
+    calls = {str(probe): probe.repeat for probe in found if probe.repeat is not None}
     calls.update(kinds_of_moves(subject))
     odd = Situation(index, subject.indices[-1], subject.capabilities.streams, mode="no_grad")
     for name, call in calls.items():
@@ -72,14 +73,20 @@ def test_DEV_013_nothing_is_left(subject: Subject, index: int) -> None:
                 assert grown <= allowed * times, (
                     f"{times} times {name}: {grown} more {what} than before\nin: {situation!r}"
                 )
+    for probe in found:  # and hundreds of calls later each is still right
+        with restored(subject):
+            _run(subject, probe, index)
 
 
 def _repeat(
     subject: Subject, situation: Situation, call: Callable[[int], object], times: int
 ) -> None:
     def work() -> None:
+        before = state(subject)
         for _ in range(times):
             _quietly(call, situation.index)
+        changed = before.differences(state(subject))
+        assert not changed, f"DEV-012: after {times} calls {changed}"
 
     with restored(subject):
         run_in(subject, situation, work)

@@ -354,6 +354,10 @@ def _combinations() -> Iterator[tuple[str, str, Wrong, str, Callable[[Call], boo
                     yield member, way, wrong, when, trigger
 
 
+_GRADIENTS: Final = ("the graph is lost", "a gradient is asked for")
+_WITHOUT_GRADIENTS: Final = ("int16", "uint8", "bool", "float8", "integers", "inference", "no_grad")
+
+
 def _can_be(member: str, way: str, when: str) -> bool:
     """Whether there is such a fault: not, where the condition can never hold."""
     index_free = member in (
@@ -370,6 +374,8 @@ def _can_be(member: str, way: str, when: str) -> bool:
         "on a side stream",
     ):
         return False
+    if way in _GRADIENTS and any(word in when for word in _WITHOUT_GRADIENTS):
+        return False  # there is no gradient to lose or to ask for
     return not (
         member == "pin_memory"
         and (
