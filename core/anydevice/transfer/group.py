@@ -216,7 +216,7 @@ class GroupCall:
 
     def __init__(self, group: OffloadGroup) -> None:
         self._group = group
-        self._held: list[Residency] = []
+        self._held: list[Residency] | None = None  # once something had to be copied
         self._saved: SavedWeights | None = None
 
     def enter(self) -> None:
@@ -226,9 +226,10 @@ class GroupCall:
             UnplacedWeightError: a weight is on meta, so it was never loaded.
             RuntimeError: the device has no memory for them.
         """
-        group, held = self._group, self._held
+        group = self._group
         if group.is_ready():
             return
+        held = self._held = []
         group._inside.add(id(self))
         group.is_entered = True
         group._engine.enter(group, held)
@@ -239,13 +240,17 @@ class GroupCall:
 
     def leave(self) -> None:
         """End the call; after the last one the modules hold the originals again."""
+        group, held = self._group, self._held
+        if held is None:
+            return
         if self._saved is not None:
             self._saved.stop()
-        if self._held:
-            self._group._engine.leave(self._held)
-        self._saved = None
-        self._group._inside.discard(id(self))
-        self._group.is_entered = bool(self._group._inside)
+            self._saved = None
+        if held:
+            group._engine.leave(held)
+        group._inside.discard(id(self))
+        group.is_entered = bool(group._inside)
+        self._held = None
 
     def __enter__(self) -> GroupCall:
         try:
