@@ -8,6 +8,7 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 import warnings
 
 import pytest
@@ -65,32 +66,35 @@ def values(model):
 
 
 @pytest.mark.parametrize(
-    ("options", "ends"),
+    "options",
     [
-        ({}, ({1.0}, {2.0})),
-        ({"device_map": "disk", "dtype": torch.float16}, ({1.0}, {2.0})),
-        ({"device_map": {"": "sim:0"}}, ({1.0}, {2.0})),
-        ({"dtype": torch.float64, "preload": True}, ({1.0}, {2.0})),
+        {},
+        {"device_map": "disk", "dtype": torch.float16},
+        {"device_map": {"": "sim:0"}},
+        {"dtype": torch.float64, "preload": True},
     ],
 )
-def test_at_random_moments(files, sim, interrupted, options, ends, tmp_path):
+def test_at_random_moments(files, sim, interrupted, options, tmp_path):
     def load(model, number):
         load_checkpoint_in_model(
             model, files[number % 2], offload_folder=tmp_path / str(number), **options
         )
 
     load(net(1), 0)
+    start = time.perf_counter()
+    load(net(1), 1)
+    usual = time.perf_counter() - start
     chance = random.Random(7)
     threads, descriptors = threading.enumerate(), len(os.listdir("/dev/fd"))
     filters = list(warnings.filters)
     stopped = 0
-    for number in range(60):
+    for number in range(2, 32):
         model = net(1)
         objects = [id(parameter) for parameter in model.parameters()]
-        error = interrupted(lambda m=model, n=number: load(m, n), chance.random() / 50)
+        error = interrupted(lambda m=model, n=number: load(m, n), 2 * usual * chance.random())
         stopped += error is not None
-        assert values(model) in ends
-        assert error is not None or values(model) == {2.0}
+        assert values(model) == {2.0} or (error is not None and values(model) == {1.0})
+        assert error is None or error.args == ()
         assert [id(parameter) for parameter in model.parameters()] == objects
         assert threading.enumerate() == threads
         assert len(os.listdir("/dev/fd")) == descriptors
@@ -98,7 +102,7 @@ def test_at_random_moments(files, sim, interrupted, options, ends, tmp_path):
         assert gc.isenabled()
         load(model, number)
         assert values(model) == {2.0}
-    assert stopped > 5
+    assert stopped
 
 
 def test_what_is_loaded_under_inference_mode_can_be_trained(tmp_path, sim):
