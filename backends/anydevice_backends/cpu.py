@@ -35,6 +35,7 @@ class CpuBackend(DeviceBackend):
     """
 
     device_type = "cpu"
+    interface_version = "1.1"
     priority = 0
     capabilities = Capabilities(device_rng=True, collectives=_GLOO, grad_scaling=True)
     collective_backend = "gloo" if _GLOO else None

@@ -245,16 +245,35 @@ def hold(device_type: str, index: int) -> dict[str, Any]:
     return {}
 
 
-def collective(device_type: str, rank: int, world: int, store: str, index: int) -> dict[str, Any]:
-    """One rank of the checks of collectives."""
+def collective(
+    device_type: str, rank: int, world: int, store: str, index: int, training: bool = False
+) -> dict[str, Any]:
+    """One rank of the checks of collectives, or of training."""
     from anydevice_conformance.ranks import run_rank
 
-    return run_rank(device_type, rank, world, store, index)
+    return run_rank(device_type, rank, world, store, index, training)
+
+
+def miss_collective(
+    device_type: str, rank: int, world: int, store: str, index: int
+) -> dict[str, Any]:
+    """One rank of the check of a rank that does not come."""
+    from anydevice_conformance.ranks import miss
+
+    return miss(device_type, rank, world, store, index)
 
 
 _TASKS: Final[dict[str, Callable[..., dict[str, Any]]]] = {
     f.__name__: f
-    for f in (count, fork_after_count, fork_after_discovery, first_use, hold, collective)
+    for f in (
+        count,
+        fork_after_count,
+        fork_after_discovery,
+        first_use,
+        hold,
+        collective,
+        miss_collective,
+    )
 }
 
 

@@ -11,12 +11,41 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-__all__ = ["STEPS", "run_rank"]
+from anydevice_conformance import rank_training
+
+__all__ = ["STEPS", "TRAINING", "miss", "run_rank"]
 
 _LIMIT: Final = datetime.timedelta(seconds=60)
 
 
-def run_rank(device_type: str, rank: int, world: int, store: str, index: int) -> dict[str, Any]:
+def miss(device_type: str, rank: int, world: int, store: str, index: int) -> dict[str, Any]:
+    """Join the group; then rank 0 makes a collective that no other makes."""
+    from anydevice import registry
+    from anydevice.processes import collective_backends
+
+    backend = registry.get_backend(device_type)
+    backend.device_count()
+    device = torch.device("cpu") if device_type == "cpu" else torch.device(device_type, index)
+    limit = datetime.timedelta(seconds=3)
+    _join(collective_backends(backend), backend, device, rank, world, store, limit)
+    dist.all_reduce(torch.ones(1, device=device))
+    backend.synchronize(index)
+    if rank != 0:
+        time.sleep(60)  # lives on, and does not come; it is killed when rank 0 has ended
+        return {}
+    start = time.monotonic()
+    try:
+        tensor = torch.ones(1, device=device)
+        dist.all_reduce(tensor)
+        tensor.cpu()
+    except Exception as error:  # noqa: BLE001 - reported
+        return {"error": _words(error), "seconds": time.monotonic() - start}
+    return {"error": "", "seconds": time.monotonic() - start}
+
+
+def run_rank(
+    device_type: str, rank: int, world: int, store: str, index: int, training: bool = False
+) -> dict[str, Any]:
     """Join the group and take each step; an exception of a step is part of the answer.
 
     Args:
@@ -25,8 +54,10 @@ def run_rank(device_type: str, rank: int, world: int, store: str, index: int) ->
         world: how many processes there are.
         store: a file that the processes find each other by.
         index: this process's device.
+        training: take the steps of training.
     """
     from anydevice import registry
+    from anydevice.processes import collective_backends
 
     torch.set_num_threads(1)
     backend = registry.get_backend(device_type)
@@ -34,10 +65,11 @@ def run_rank(device_type: str, rank: int, world: int, store: str, index: int) ->
     device = torch.device("cpu") if device_type == "cpu" else torch.device(device_type, index)
     found: dict[str, Any] = {}
     try:
-        _join(backend.collective_backend, device, rank, world, store)
+        names = collective_backends(backend)
+        _join(names, backend, device, rank, world, store)
     except Exception as error:  # noqa: BLE001 - reported
         return {"start": _words(error)}
-    for name, step in STEPS.items():
+    for name, step in (TRAINING if training else STEPS).items():
         try:
             found[name] = step(backend, device, rank, world)
         except Exception as error:  # noqa: BLE001 - reported
@@ -46,12 +78,19 @@ def run_rank(device_type: str, rank: int, world: int, store: str, index: int) ->
     return found
 
 
-def _join(name: str | None, device: torch.device, rank: int, world: int, store: str) -> None:
-    set_device = getattr(torch.get_device_module(device.type), "set_device", None)
-    if set_device is not None and device.index is not None:
-        set_device(device.index)
+def _join(
+    name: str,
+    backend: Any,
+    device: torch.device,
+    rank: int,
+    world: int,
+    store: str,
+    limit: datetime.timedelta = _LIMIT,
+) -> None:
+    if device.index is not None:
+        backend.set_device(device.index)
     dist.init_process_group(
-        name, init_method=f"file://{store}", rank=rank, world_size=world, timeout=_LIMIT
+        name, init_method=f"file://{store}", rank=rank, world_size=world, timeout=limit
     )
 
 
@@ -63,7 +102,8 @@ def _words(error: BaseException) -> str:
 def _start(backend: Any, device: torch.device, rank: int, world: int) -> Any:
     tensor = torch.ones(1, device=device)
     dist.all_reduce(tensor)
-    return [dist.get_backend(), dist.get_world_size(), tensor.cpu().item()]
+    names = dict(pair.split(":") for pair in str(dist.get_backend_config()).split(","))
+    return [names[device.type], dist.get_world_size(), tensor.cpu().item()]
 
 
 def _all_reduce(backend: Any, device: torch.device, rank: int, world: int) -> Any:
@@ -113,6 +153,47 @@ def _ordered(backend: Any, device: torch.device, rank: int, world: int) -> Any:
     return found
 
 
+def _reduce_scatter(backend: Any, device: torch.device, rank: int, world: int) -> Any:
+    mine = torch.arange(3.0 * world, device=device) + rank
+    part = torch.zeros(3, device=device)
+    _named("reduce_scatter_single", "reduce_scatter_tensor")(part, mine)
+    return part.cpu().tolist()
+
+
+def _gather_into(backend: Any, device: torch.device, rank: int, world: int) -> Any:
+    found = {}
+    for dtype in (torch.float32, torch.bfloat16, torch.bool):
+        if backend.supports_dtype(dtype):
+            mine = (torch.arange(3) == rank).to(dtype).to(device)
+            whole = torch.zeros(3 * world, dtype=dtype, device=device)
+            _named("all_gather_single", "all_gather_into_tensor")(whole, mine)
+            found[str(dtype)] = whole.cpu().float().tolist()
+    return found
+
+
+def _send(backend: Any, device: torch.device, rank: int, world: int) -> Any:
+    sent = torch.tensor([1.5, -0.0, float("-inf")]).to(device)
+    if rank == 0:
+        dist.send(sent, dst=world - 1)
+        return []
+    received = torch.zeros(3, device=device)
+    dist.recv(received, src=0)
+    return received.cpu().view(torch.int32).tolist()
+
+
+def _host(backend: Any, device: torch.device, rank: int, world: int) -> Any:
+    tensor = torch.full((2,), float(rank + 1))
+    dist.all_reduce(tensor)
+    objects: list[Any] = [None] * world
+    dist.all_gather_object(objects, {"rank": rank})
+    return [tensor.tolist(), objects]
+
+
+def _named(*names: str) -> Any:
+    """The first function that torch.distributed has: newer versions have newer names."""
+    return next(getattr(dist, name) for name in names if hasattr(dist, name))
+
+
 #: Name to step: called with the backend, the device, the rank and the number of ranks.
 STEPS: Final[dict[str, Callable[[Any, torch.device, int, int], Any]]] = {
     "start": _start,
@@ -121,4 +202,15 @@ STEPS: Final[dict[str, Callable[[Any, torch.device, int, int], Any]]] = {
     "all_gather": _all_gather,
     "barrier": _barrier,
     "ordered": _ordered,
+    "reduce_scatter": _reduce_scatter,
+    "gather_into": _gather_into,
+    "send": _send,
+    "host": _host,
+}
+#: The same for training, which takes longer.
+TRAINING: Final[dict[str, Callable[[Any, torch.device, int, int], Any]]] = {
+    "ddp": rank_training.ddp,
+    "sharded": rank_training.sharded,
+    "checkpoint": rank_training.checkpoint,
+    "resumed": rank_training.resumed,
 }

@@ -43,6 +43,7 @@ GROUP_CAPABILITY: Final = {
 _FILE: Final = Path(__file__).with_name("specification.json")
 _HEADING: Final = re.compile(r"^### ([A-Z]{3}-\d{3}) (.+)$", re.MULTILINE)
 _CAPABILITY: Final = re.compile(r"\*Capability: (\w+)\.?\*")
+_SINCE: Final = re.compile(r"\*Since: (\d+\.\d+)\.?\*")
 _DEVICES: Final = re.compile(r"\*Devices: (\d+)")
 
 
@@ -57,6 +58,8 @@ class Paragraph:
         reason: why.
         capability: the capability that it belongs to; None binds every backend.
         devices: how many devices it needs.
+        since: the version of the specification from which it binds a backend that claims its
+            capability.
     """
 
     id: str
@@ -65,6 +68,7 @@ class Paragraph:
     reason: str
     capability: str | None = None
     devices: int = 1
+    since: str = "1.0"
 
     @property
     def group(self) -> str:
@@ -102,7 +106,7 @@ def _parse(identity: str, title: str, body: str) -> Paragraph:
         raise ValueError(f"{identity} has no *Why:*")
     capability = _CAPABILITY.search(body)
     devices = _DEVICES.search(body)
-    for pattern in (_CAPABILITY, re.compile(r"\*Devices: [^*]+\*")):
+    for pattern in (_CAPABILITY, _SINCE, re.compile(r"\*Devices: [^*]+\*")):
         reason = pattern.sub("", reason)
     return Paragraph(
         identity,
@@ -114,6 +118,7 @@ def _parse(identity: str, title: str, body: str) -> Paragraph:
         int(devices[1])
         if devices and "for the" not in body[devices.start() : devices.end() + 9]
         else 1,
+        since=since[1] if (since := _SINCE.search(body)) else "1.0",
     )
 
 

@@ -28,6 +28,7 @@ class SimulatorBackend(DeviceBackend):
     """
 
     device_type = "sim"
+    interface_version = "1.1"
     collective_backend = collectives.NAME if collectives.is_available() else None
 
     @property

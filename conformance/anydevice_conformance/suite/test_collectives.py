@@ -3,19 +3,23 @@
 
 from __future__ import annotations
 
+import subprocess
 import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from anydevice_conformance import children
-from anydevice_conformance.marks import needs
+from anydevice_conformance.marks import needs, since, slow
 from anydevice_conformance.outcomes import no_hardware
 from anydevice_conformance.subject import Subject
 
 pytestmark = needs("collectives")
 _WORLD = 2
+#: How many seconds rank 0 has: to start, for the group's timeout of 3, and half a minute.
+_MISSED = 60
 
 
 def test_COL_001_starts(subject: Subject) -> None:
@@ -25,9 +29,10 @@ def test_COL_001_starts(subject: Subject) -> None:
     Fix: register the backend with ``torch.distributed.Backend.register_backend`` for your device
     type, and set `collective_backend` to its name.
     """
-    for answer in _step(subject, "start"):
+    for answer in rank_step(subject, "start"):
         name, world, total = answer
-        assert name == subject.backend.collective_backend, f"the group uses {name!r}"
+        named = subject.backend.collective_backend or name
+        assert name == named, f"the group uses {name!r}, not {named!r}"
         assert (world, total) == (_WORLD, float(_WORLD)), f"world {world}, sum of ones {total}"
 
 
@@ -38,7 +43,7 @@ def test_COL_002_all_reduce(subject: Subject) -> None:
     Fix: reduce in the tensor's dtype; see that the output is written back.
     """
     expected = (torch.arange(100) % 11).double() * _WORLD + sum(range(_WORLD))
-    for answer in _step(subject, "all_reduce"):
+    for answer in rank_step(subject, "all_reduce"):
         for dtype, values in answer.items():
             assert values == expected.tolist(), f"the sum in {dtype} is wrong"
 
@@ -50,7 +55,7 @@ def test_COL_003_broadcast(subject: Subject) -> None:
     Fix: copy bytes.
     """
     expected = torch.tensor([1.5, -0.0, float("inf"), 3e38]).view(torch.int32).tolist()
-    for values, kind in _step(subject, "broadcast"):
+    for values, kind in rank_step(subject, "broadcast"):
         assert values == expected, f"got the bits {values} for {expected}"
         assert kind == subject.type, f"the result is on {kind}"
 
@@ -61,7 +66,7 @@ def test_COL_004_all_gather(subject: Subject) -> None:
     Found: pieces are missing or in another order.
     Fix: place each piece by its sender's rank.
     """
-    for answer in _step(subject, "all_gather"):
+    for answer in rank_step(subject, "all_gather"):
         assert answer == [[rank + 1.0] * 3 for rank in range(_WORLD)], f"got {answer}"
 
 
@@ -71,7 +76,7 @@ def test_COL_005_barrier(subject: Subject) -> None:
     Found: a process left early.
     Fix: wait for all ranks, and for the device.
     """
-    times = _step(subject, "barrier")
+    times = rank_step(subject, "barrier")
     last = max(entered for entered, _ in times)
     for rank, (_, left) in enumerate(times):
         assert left >= last, f"rank {rank} left {last - left:.3f} s before the last one entered"
@@ -84,37 +89,124 @@ def test_COL_006_ordered(subject: Subject) -> None:
     Fix: have it wait for the current stream, and the current stream for it.
     """
     expected = [2.0 * sum(range(1, _WORLD + 1))] * 6
-    for answer in _step(subject, "ordered"):
+    for answer in rank_step(subject, "ordered"):
         assert answer == expected, f"got {answer}, not {expected[0]} throughout"
 
 
-def _step(subject: Subject, name: str) -> list[Any]:
-    """What each rank says of a step; the processes run once a subject."""
+def test_COL_007_reduce_scatter(subject: Subject) -> None:
+    """`reduce_scatter_tensor` gives each rank its part of the sum.
+
+    Found: another rank's part, or a wrong sum.
+    Fix: give rank r the r-th part along the first dimension.
+    """
+    since(subject, "COL-007")
+    for rank, answer in enumerate(rank_step(subject, "reduce_scatter")):
+        ranks = sum(range(_WORLD))
+        expected = [float(_WORLD * (3 * rank + i) + ranks) for i in range(3)]
+        assert answer == expected, f"rank {rank} got {answer}, not {expected}"
+
+
+def test_COL_008_gather_into_one(subject: Subject) -> None:
+    """`all_gather_into_tensor` puts the pieces in order of rank.
+
+    Found: pieces in another order, or a dtype that failed.
+    Fix: place each piece by its sender's rank; carry bytes where a dtype is not known.
+    """
+    since(subject, "COL-008")
+    expected = [float(i == rank) for rank in range(_WORLD) for i in range(3)]
+    for answer in rank_step(subject, "gather_into"):
+        for dtype, values in answer.items():
+            assert values == expected, f"in {dtype}: {values}"
+
+
+def test_COL_009_send(subject: Subject) -> None:
+    """What `send` sends `recv` receives.
+
+    Found: other values, or bits that changed.
+    Fix: copy bytes.
+    """
+    since(subject, "COL-009")
+    expected = torch.tensor([1.5, -0.0, float("-inf")]).view(torch.int32).tolist()
+    answer = rank_step(subject, "send")[-1]
+    assert answer == expected, f"got the bits {answer} for {expected}"
+
+
+def test_COL_010_host_in_the_group(subject: Subject) -> None:
+    """Host tensors and objects travel in the same group.
+
+    Found: a group of the device's collectives and ``cpu:gloo`` does not serve the host.
+    Fix: register the backend for your device type only, so that torch can have gloo beside it.
+    """
+    since(subject, "COL-010")
+    expected = [[float(sum(range(_WORLD + 1)))] * 2, [{"rank": rank} for rank in range(_WORLD)]]
+    for answer in rank_step(subject, "host"):
+        assert answer == expected, f"got {answer}"
+
+
+@slow
+def test_COL_011_missing_rank(subject: Subject) -> None:
+    """A collective that one rank does not make ends in time on the others.
+
+    Found: it went on without the rank, or hung.
+    Fix: give up after the group's timeout, by an error where the host next waits.
+    """
+    since(subject, "COL-011")
+    count = len(subject.indices)
+    if count < _WORLD and not subject.is_host:
+        no_hardware(f"needs {_WORLD} devices of type {subject.type!r}, one for each process")
+    with tempfile.TemporaryDirectory() as folder:
+        store = str(Path(folder) / "store")
+        processes = _start(subject, "miss_collective", store)
+        try:
+            processes[0].wait(_MISSED)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"rank 0 waits for rank 1 since {_MISSED} s; the timeout is 3 s")
+        finally:
+            for process in processes[1:]:
+                process.kill()
+                process.communicate()
+        if processes[0].returncode == 0:  # else the process ended with the error
+            answer = children.answer_of(processes[0])
+            assert answer["error"], "rank 0 went on as if rank 1 had come"
+
+
+def rank_step(subject: Subject, name: str, *, training: bool = False) -> list[Any]:
+    """What each rank says of a step; the processes of a kind run once a subject."""
     cached = subject.__dict__.setdefault("_ranks", {})
-    if not cached:
-        cached["answers"] = _run(subject)
-    answers = cached["answers"]
+    if training not in cached:
+        cached[training] = _run(subject, training)
+    answers = cached[training]
     for rank, answer in enumerate(answers):
         said = answer.get(name, answer.get("start"))
         assert not isinstance(said, str), f"rank {rank}: {said}"
     return [answer[name] for answer in answers]
 
 
-def _run(subject: Subject) -> list[dict[str, Any]]:
+def _run(subject: Subject, training: bool) -> list[dict[str, Any]]:
     count = len(subject.indices)
     if count < _WORLD and not subject.is_host:
         no_hardware(f"needs {_WORLD} devices of type {subject.type!r}, one for each process")
     with tempfile.TemporaryDirectory() as folder:
-        store = str(Path(folder) / "store")
-        processes = [
-            children.start(
-                "collective", subject.type, rank=rank, world=_WORLD, store=store, index=rank % count
-            )
-            for rank in range(_WORLD)
-        ]
+        processes = _start(subject, "collective", str(Path(folder) / "store"), training=training)
         try:
             return [children.answer_of(process) for process in processes]
         finally:
             for process in processes:
                 process.kill()
                 process.wait()
+
+
+def _start(subject: Subject, task: str, store: str, **options: bool) -> list[Any]:
+    count = len(subject.indices)
+    return [
+        children.start(
+            task,
+            subject.type,
+            rank=rank,
+            world=_WORLD,
+            store=store,
+            index=rank % count,
+            **options,
+        )
+        for rank in range(_WORLD)
+    ]

@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 from anydevice.backend import DeviceBackend
-from anydevice_conformance.marks import needs
+from anydevice_conformance.marks import needs, since
 from anydevice_conformance.outcomes import not_claimed
 from anydevice_conformance.subject import Subject
+from anydevice_conformance.suite.test_collectives import rank_step
 
 _SCALE: Final = 1024.0
 
@@ -83,6 +84,56 @@ def test_TRN_003_finite_step(subject: Subject) -> None:
                 subject.fetch(one.detach()), subject.fetch(two.detach()), msg=f"{name} differs"
             )
         assert scaler.get_scale() == _SCALE, f"{name}: the scale is {scaler.get_scale()}"
+
+
+@needs("collectives")
+def test_TRN_004_distributed(subject: Subject) -> None:
+    """`DistributedDataParallel` on two processes trains as one process does.
+
+    Found: other parameters than one process has with the whole batch.
+    Fix: see to `all_reduce` and its order with the device's work (COL-002, COL-006).
+    """
+    _trained_alike(subject, "TRN-004", "ddp")
+
+
+@needs("collectives")
+def test_TRN_005_sharded(subject: Subject) -> None:
+    """`fully_shard` on two processes trains as one process does.
+
+    Found: other parameters than one process has with the whole batch.
+    Fix: see to COL-007, COL-008 and their order with the device's work.
+    """
+    _trained_alike(subject, "TRN-005", "sharded")
+
+
+@needs("collectives")
+def test_TRN_006_checkpoint(subject: Subject) -> None:
+    """A sharded model's checkpoint loads into a plain one.
+
+    Found: other weights, or an error of ``torch.distributed.checkpoint``.
+    Fix: see that copies to the host wait for the device's work (MOV), and COL-010.
+    """
+    since(subject, "TRN-006")
+    for answer in rank_step(subject, "checkpoint", training=True):
+        assert answer == [], f"these weights differ: {answer}"
+
+
+@needs("collectives")
+def test_TRN_007_resumed(subject: Subject) -> None:
+    """Saving and loading between two steps changes nothing.
+
+    Found: another second step.
+    Fix: see that what is copied to the host and back is bit-equal (MOV).
+    """
+    since(subject, "TRN-007")
+    for answer in rank_step(subject, "resumed", training=True):
+        assert answer == [], f"these weights differ: {answer}"
+
+
+def _trained_alike(subject: Subject, paragraph: str, step: str) -> None:
+    since(subject, paragraph)
+    for answer in rank_step(subject, step, training=True):
+        assert answer < 1e-4, f"parameters differ by {answer:.2g} from one process's"
 
 
 def _scaler(backend: DeviceBackend) -> Any:

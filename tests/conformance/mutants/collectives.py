@@ -118,3 +118,66 @@ class ReducedLate(_Collective):
 
         threading.Thread(target=deliver).start()
         return None
+
+
+@mutant("COL-007", base="cpu")
+class ScattersTheFirstPart(_Collective):
+    """`reduce_scatter_tensor` gives every rank the first part."""
+
+    function = next(
+        n for n in ("reduce_scatter_single", "reduce_scatter_tensor") if hasattr(dist, n)
+    )
+
+    def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        result = real(*args, **kwargs)
+        dist.broadcast(args[0], src=0)
+        return result
+
+
+@mutant("COL-008", base="cpu")
+class GathersIntoReverse(_Collective):
+    """`all_gather_into_tensor` puts the pieces in reverse order."""
+
+    function = (
+        "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
+    )
+
+    def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        result = real(*args, **kwargs)
+        args[0].copy_(args[0].reshape(dist.get_world_size(), -1).flip(0).reshape(args[0].shape))
+        return result
+
+
+@mutant("COL-009", base="cpu")
+class ReceivesASum(_Collective):
+    """`recv` adds to what was there: negative zeros are lost."""
+
+    function = "recv"
+
+    def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        result = real(*args, **kwargs)
+        args[0].add_(0.0)
+        return result
+
+
+@mutant("COL-010", base="cpu")
+class ObjectsStayAtHome(_Collective):
+    """`all_gather_object` gives each rank only its own object."""
+
+    function = "all_gather_object"
+
+    def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        args[0][:] = [args[1]] * len(args[0])
+
+
+@mutant("COL-011", base="cpu")
+class GoesOnAlone(_Collective):
+    """A collective that failed is taken for one that succeeded."""
+
+    function = "all_reduce"
+
+    def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        try:
+            return real(*args, **kwargs)
+        except RuntimeError:
+            return None

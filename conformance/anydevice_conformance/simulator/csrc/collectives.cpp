@@ -37,22 +37,31 @@ class CurrentStream {
   int64_t before_;
 };
 
-// Has `waiting` wait for a recording.
-void wait_on_stream(const std::shared_ptr<Recording>& recording, SimStream* waiting, Lock& lock) {
+// What went wrong with a collective, once it has run.
+using Failure = std::shared_ptr<std::exception_ptr>;
+
+// Has `waiting` wait for a recording; a failure is then its failure, too.
+void wait_on_stream(const std::shared_ptr<Recording>& recording, SimStream* waiting, Lock& lock,
+                    Failure failure = nullptr) {
   Task wait;
   wait.wait_for = recording;
+  if (failure)
+    wait.body = [failure] {
+      if (*failure) std::rethrow_exception(*failure);
+    };
   enqueue(lock, waiting, std::move(wait));
 }
 
 class SimWork final : public c10d::Work {
  public:
   SimWork(int rank, OpType type, int device, Works carried, std::shared_ptr<Recording> end,
-          Tensors outputs, int64_t stream)
+          Tensors outputs, int64_t stream, Failure failure)
       : Work(rank, type),
         device_(device),
         carried_(std::move(carried)),
         end_(std::move(end)),
-        outputs_(std::move(outputs)) {
+        outputs_(std::move(outputs)),
+        failure_(std::move(failure)) {
     const CurrentStream on_it(device, stream);  // where the future records its events
     future_ = c10::make_intrusive<c10::ivalue::Future>(
         c10::ListType::create(c10::TensorType::get()), std::vector<Device>{device_at(device)});
@@ -80,7 +89,7 @@ class SimWork final : public c10d::Work {
   // The current stream waits, and the host goes on; a barrier stops the host.
   bool wait(std::chrono::milliseconds) override {
     Lock lock(runtime().mutex);
-    wait_on_stream(end_, current_stream(device_), lock);
+    wait_on_stream(end_, current_stream(device_), lock, failure_);
     if (retrieveOpType() == OpType::BARRIER) host_sync(lock, end_->stream, end_->position);
     return true;
   }
@@ -95,6 +104,7 @@ class SimWork final : public c10d::Work {
   Works carried_;
   std::shared_ptr<Recording> end_;
   Tensors outputs_;
+  Failure failure_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 
@@ -427,7 +437,11 @@ class SimCollectives final : public c10d::Backend {
   c10::intrusive_ptr<c10d::Work> end(Carriage c, OpType type, const Tensors& outputs) {
     sequence_++;
     size_t bytes = 0;
-    for (auto& [host, output] : c.results) bytes += host.numel() * host.element_size();
+    for (auto& [host, output] : c.results) {
+      TORCH_CHECK(is_sim(output) && output.device().index() == c.device,
+                  "sim: a collective needs tensors of one simulated device");
+      bytes += host.numel() * host.element_size();
+    }
     Task task;
     task.kind = "collective";
     task.bytes = bytes;
@@ -435,11 +449,17 @@ class SimCollectives final : public c10d::Backend {
     task.stamp = std::make_shared<Recording>();
     auto recording = task.stamp;
     auto carried = c.carried;
-    task.body = [c] {
+    auto failure = std::make_shared<std::exception_ptr>();
+    task.body = [c, failure] {
       at::AutoDispatchBelowADInplaceOrView below_autograd;
-      for (auto& work : c.carried) work->wait();
-      for (auto& finish : c.finish) finish();
-      for (auto& [host, output] : c.results) cpu_alias(output).copy_(host);
+      try {
+        for (auto& work : c.carried) work->wait();
+        for (auto& finish : c.finish) finish();
+        for (auto& [host, output] : c.results) cpu_alias(output).copy_(host);
+      } catch (...) {
+        *failure = std::current_exception();
+        throw;
+      }
     };
     Lock lock(runtime().mutex);
     const auto id = stream_id(c.device);
@@ -452,7 +472,7 @@ class SimCollectives final : public c10d::Backend {
     enqueue(lock, stream, std::move(task));
     lock.unlock();
     return c10::make_intrusive<SimWork>(rank_, type, c.device, std::move(carried), recording,
-                                        outputs, id);
+                                        outputs, id, failure);
   }
 
   c10::intrusive_ptr<c10d::Backend> carrier_;
