@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 
 from anydevice.backend import Capabilities, MemoryInfo
-from mutants.gallery import Fault, mutant
+from mutants.gallery import Fault, mutant, patched
 from mutants.moving import Move
 
 
@@ -50,15 +50,23 @@ class CapabilitiesAreInts(Fault):
 
 @mutant("DEV-002")
 class CollectivesWithoutName(Fault):
-    """Collectives are claimed, and no backend of torch.distributed is named."""
+    """Collectives are claimed, and neither the backend nor torch names any."""
 
     capabilities = Capabilities(caching_allocator=True, collectives=True)
+    collective_backend = None
+
+    def patches(self) -> list[Any]:
+        def without(known: Any) -> Any:
+            return {kind: name for kind, name in known.items() if kind != "sim"}
+
+        return [patched(torch.distributed.Backend, "default_device_backend_map", without)]
 
 
 @mutant("DEV-002")
 class CollectiveNameWithoutClaim(Fault):
     """A backend of torch.distributed is named, and collectives are not claimed."""
 
+    capabilities = Capabilities(caching_allocator=True)
     collective_backend = "gloo"
 
 
