@@ -33,8 +33,9 @@ def sharded(backend: Any, device: torch.device, rank: int, world: int) -> float:
 
 def checkpoint(backend: Any, device: torch.device, rank: int, world: int) -> list[str]:
     """Save a sharded model, load it into a plain one; the weights that differ."""
-    import torch.distributed.checkpoint as dcp
+    import torch.distributed.checkpoint
 
+    dcp: Any = torch.distributed.checkpoint
     model = _sharded(device)
     _train(model, _batch(rank, device))
     folder: list[Any] = [tempfile.mkdtemp() if rank == 0 else None]
@@ -120,10 +121,11 @@ def _full(model: nn.Module) -> dict[str, Any]:
 def _difference(state: dict[str, Any], world: int) -> float:
     alone = _model()
     _train(alone, _samples())
-    return max(
+    differences: list[float] = [
         (state[name].detach().cpu() - value).abs().max().item()
         for name, value in alone.state_dict().items()
-    )
+    ]
+    return max(differences)
 
 
 def _differing(one: dict[str, Any], other: dict[str, Any]) -> list[str]:

@@ -196,7 +196,7 @@ def _run(subject: Subject, training: bool) -> list[dict[str, Any]]:
                 process.wait()
 
 
-def _start(subject: Subject, task: str, store: str, **options: bool) -> list[Any]:
+def _start(subject: Subject, task: str, store: str, **options: Any) -> list[Any]:
     count = len(subject.indices)
     return [
         children.start(
