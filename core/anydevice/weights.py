@@ -22,6 +22,7 @@ __all__ = [
     "find_slot",
     "iter_modules",
     "iter_slots",
+    "scales_weight",
 ]
 
 
@@ -62,6 +63,17 @@ class Slot(NamedTuple):
     def put(self, tensor: torch.Tensor | None) -> None:
         """Let ``tensor`` stand there; nothing else learns of it."""
         self.table[self.name] = tensor
+
+
+def scales_weight(slot: Slot) -> bool:
+    """Whether a buffer belongs to a quantized weight: its module owns a parameter of 8-bit numbers.
+
+    The two are stored together, as code outside of a forward multiplies them.
+    """
+    return slot.is_buffer and any(
+        p is not None and p.dtype.itemsize == 1 and p.dim() > 1
+        for p in slot.module._parameters.values()
+    )
 
 
 def iter_modules(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:

@@ -638,3 +638,58 @@ def test_the_current_device_is_that_of_the_block(sim, how):
         assert (model.a.seen, model.b.seen) == ((0 if how == "dispatch" else 1), 1)
         assert torch.sim.current_device() == current
     torch.sim.set_device(0)
+
+
+class Quantized(nn.Module):
+    """An 8-bit weight with its scale as a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        weight = torch.arange(-32, 32).reshape(8, 8).to(torch.int8)
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.register_buffer("scale", torch.linspace(0.1, 1, 8))
+
+    def dequantized(self):
+        return self.weight.to(self.scale.dtype) * self.scale
+
+    def forward(self, x):
+        return x @ self.dequantized()
+
+
+@pytest.mark.parametrize("how", ["cpu_offload", "attach", "hook", "divided"])
+def test_a_scale_is_stored_beside_its_weight(sim, how):
+    plain = nn.Sequential(linear(), nn.BatchNorm1d(8), Quantized()).eval()
+    model = copy.deepcopy(plain)
+    if how == "cpu_offload":
+        anydevice.cpu_offload(model, 0)
+    elif how == "attach":
+        anydevice.hooks.attach_align_device_hook(model, 0, offload=True)
+    elif how == "hook":
+        hook = anydevice.hooks.AlignDevicesHook(0, offload=True, place_submodules=True)
+        anydevice.hooks.add_hook_to_module(model, hook)
+    else:
+        anydevice.dispatch_model(model, {"0": 0, "1": "cpu", "2": "cpu"})
+    torch.testing.assert_close(model[2].dequantized().cpu(), plain[2].dequantized())
+    torch.testing.assert_close(model(X).cpu(), plain(X))
+    torch.testing.assert_close(model[2].dequantized().cpu(), plain[2].dequantized())
+    assert model[1].running_mean.device.type == "sim"  # other buffers stay where the module runs
+
+
+@pytest.mark.parametrize("how", ["cpu_offload", "cpu_offload_with_hook", "divided"])
+def test_under_a_default_device_of_the_users(sim, how):
+    plain = nn.Sequential(linear(), linear())
+    model = copy.deepcopy(plain)
+    with torch.device("sim:0"):
+        if how == "divided":
+            anydevice.dispatch_model(model, {"0": 0, "1": "cpu"})
+        else:
+            getattr(anydevice, how)(model, 0)
+        for _ in range(2):
+            torch.testing.assert_close(model(X).cpu(), plain(X))
+
+
+def test_data_parallel_is_refused_in_one_sentence(sim):
+    model = nn.Sequential(linear(), linear())
+    anydevice.dispatch_model(model, {"0": 0, "1": "cpu"})
+    with pytest.raises(anydevice.errors.ModelError, match=r"undispatch\(model"):
+        nn.DataParallel(model, device_ids=[0])

@@ -16,7 +16,8 @@ from anydevice.dispatch.storing import store_weights
 from anydevice.hooks import AlignDevicesHook
 from anydevice.hooks.base import remove_hooks_of_kind
 from anydevice.hooks.cpu_offload import CpuOffload
-from anydevice.hooks.grouping import ExecutionPlan, attach_groups
+from anydevice.hooks.execution_plan import ExecutionPlan
+from anydevice.hooks.grouping import attach_groups
 from anydevice.hooks.state import align_hook_of
 from anydevice.placement import (
     Headroom,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -11,22 +11,23 @@ import torch
 from torch import nn
 
 from anydevice.devices import CPU, Device, DeviceLike, parse_device
-from anydevice.errors import ModelError, UnplacedWeightError
+from anydevice.errors import ModelError
 from anydevice.hooks.aliases import Alias, find_aliases
 from anydevice.hooks.backward import prepare_backward
 from anydevice.hooks.base import ModelHook
 from anydevice.hooks.code_search import runs_in_backward
 from anydevice.hooks.execution import are_there, execute
+from anydevice.hooks.failures import STRIPPED, explain_failure
 from anydevice.hooks.forward import HOOK
 from anydevice.hooks.moving import allow_moves, refuse_moves
 from anydevice.hooks.resumable import RESUMABLE, Call, resume
+from anydevice.hooks.storing import settle, store_on_host
 from anydevice.hooks.writeback import SentArguments
 from anydevice.modules import own_device
 from anydevice.tensors import find_device, move_tensor, send_to_device
-from anydevice.text import list_some
 from anydevice.ties import gather_weights
 from anydevice.transfer import Engine, GroupCall, OffloadGroup, PassCall
-from anydevice.weights import Slot, iter_modules, iter_slots
+from anydevice.weights import Slot, iter_modules, iter_slots, scales_weight
 
 __all__ = ["AlignDevicesHook", "Regrouping"]
 
@@ -152,14 +153,15 @@ class AlignDevicesHook(ModelHook):
         self._simplify()
         if self.passes is not None:
             register: Any = module.register_load_state_dict_pre_hook
-            self._loading = register(_settle)
+            self._loading = register(settle)
             refuse_moves(module)
         if self._regrouping is not None or (self.execution_device is None and not self.offload):
             return module
         device = self._own_device(module)
 
         def stored(_name: str, slot: Slot) -> Device:
-            return CPU if self.offload and (self.offload_buffers or not slot.is_buffer) else device
+            goes = self.offload_buffers or not slot.is_buffer or scales_weight(slot)
+            return CPU if self.offload and goes else device
 
         slots = list(iter_slots(module, recurse=self.place_submodules))
         for weight in gather_weights(slots, stored):
@@ -267,7 +269,7 @@ class AlignDevicesHook(ModelHook):
                 else:
                     output = execute(self._device, None, self.align, forward, args, kwargs)
             except RuntimeError as error:
-                self._explain(module, error)
+                explain_failure(module, self._target, self.group, error)
                 raise
             if type(output) not in RESUMABLE:
                 return output
@@ -304,7 +306,7 @@ class AlignDevicesHook(ModelHook):
             finally:
                 self._leave(calls)
         except RuntimeError as error:
-            self._explain(module, error)
+            explain_failure(module, self._target, self.group, error)
             raise
         finally:
             self._leave(calls)  # an interrupt may have cut the first short
@@ -395,7 +397,7 @@ class AlignDevicesHook(ModelHook):
         if self.passes is not None and HOOK in module.__dict__:
             held = module.__dict__[HOOK]
             if self in getattr(held, "hooks", (held,)):
-                raise ModelError(_STRIPPED.format(type(module).__name__))
+                raise ModelError(STRIPPED.format(type(module).__name__))
         self.group = None
         self._aliases = self._watched = ()
         if self._loading is not None:
@@ -406,71 +408,6 @@ class AlignDevicesHook(ModelHook):
             self.passes.close()  # a model without hooks needs no buffers of its engine
             self.passes = None
         if self.resident_buffers and not any(HOOK in part.__dict__ for part in module.modules()):
-            _store_on_host(module, self.resident_buffers)
+            store_on_host(module, self.resident_buffers)
             self.resident_buffers = frozenset()
         return module
-
-    # ------------------------------------------------------------------ errors
-
-    def _explain(self, module: nn.Module, error: RuntimeError) -> None:
-        """Raise a better error where weights on another device are the reason."""
-        if "device" in str(error) and not isinstance(error, UnplacedWeightError):
-            stray = self._stray(module)
-            if stray:
-                raise UnplacedWeightError(_message(module, stray, self._target)) from error
-
-    def _stray(self, module: nn.Module) -> list[tuple[str, torch.device]]:
-        """Weights of the module that are not where it runs, and that nothing brings there."""
-        if self._target is None:
-            return []
-        brought = {id(t) for t in self.group.tensors()} if self.group is not None else set()
-        return [
-            (name, tensor.device)
-            for name, slot in iter_slots(module)
-            if (tensor := slot.get()) is not None
-            and tensor.device != self._target
-            and id(tensor) not in brought
-        ]
-
-
-def _settle(module: nn.Module, *_args: Any) -> None:
-    """Before values are loaded into page-locked weights: what still reads the old has to end."""
-    hook = getattr(module, HOOK, None)
-    for part in getattr(hook, "hooks", (hook,)):
-        passes = getattr(part, "passes", None)
-        if passes is not None:
-            passes.settle()
-
-
-def _store_on_host(module: nn.Module, buffers: Collection[str]) -> None:
-    """Move buffers to the host; not those that are tied to a tensor that belongs elsewhere."""
-
-    def stored(name: str, slot: Slot) -> Device:
-        tensor = slot.get()
-        return CPU if name in buffers or tensor is None else parse_device(tensor.device)
-
-    for weight in gather_weights(iter_slots(module), stored):
-        if weight.device == CPU and not weight.tensor.is_meta:
-            weight.move()
-
-
-_STRIPPED = (
-    "this {} is dispatched by anydevice, and other code wanted to remove its hooks (accelerate's "
-    "remove_hook_from_submodules, which PeftModel.from_pretrained calls for an offloaded model): "
-    "its weights would no longer be where it runs. To load an adapter, use "
-    "model.load_adapter(path) of a transformers model, or peft's get_peft_model and "
-    "set_peft_model_state_dict. To remove the hooks, use anydevice.undispatch or "
-    "anydevice.hooks.remove_hook_from_submodules."
-)
-
-
-def _message(
-    module: nn.Module, stray: list[tuple[str, torch.device]], target: torch.device | None
-) -> str:
-    names = list_some([f"{name} ({device})" for name, device in stray])
-    return (
-        f"{type(module).__name__} runs on {target}, but its weights {names} are elsewhere, "
-        "and it seems to use one of them without calling the module that holds it. Name its "
-        "class in preload_module_classes, or put both on one device in the device map. If the "
-        "model was moved after it was dispatched, undo that with anydevice.undispatch."
-    )

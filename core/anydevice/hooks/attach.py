@@ -12,14 +12,15 @@ from torch import nn
 from anydevice.devices import CPU, Device, DeviceLike
 from anydevice.hooks.align import AlignDevicesHook
 from anydevice.hooks.base import add_hook_to_module
+from anydevice.hooks.execution_plan import ExecutionPlan
 from anydevice.hooks.forward import HOOK
-from anydevice.hooks.grouping import ExecutionPlan, attach_groups
+from anydevice.hooks.grouping import attach_groups
 from anydevice.modules import own_device
 from anydevice.placement import DeviceMap, find_blocks
 from anydevice.tensors import move_tensor
 from anydevice.ties import gather_weights
 from anydevice.transfer import Engine
-from anydevice.weights import Slot, iter_slots
+from anydevice.weights import Slot, iter_slots, scales_weight
 
 __all__ = [
     "attach_align_device_hook",
@@ -142,7 +143,9 @@ def attach_align_device_hook_on_blocks(
     offloads = offload if isinstance(offload, Mapping) else dict.fromkeys(execution_device, offload)
 
     def rest(name: str, slot: Slot) -> Device:
-        rests = bool(_nearest(offloads, name)) and (offload_buffers or not slot.is_buffer)
+        rests = bool(_nearest(offloads, name)) and (
+            offload_buffers or not slot.is_buffer or scales_weight(slot)
+        )
         return CPU if rests else places.lookup(name)
 
     for weight in gather_weights(iter_slots(module, module_name), rest):

@@ -11,8 +11,8 @@ from torch import nn
 
 from anydevice.devices import Device, parse_device
 from anydevice.hooks.base import ModelHook, add_hook_to_module
-from anydevice.hooks.grouping import computes_with_parts
 from anydevice.hooks.resumable import RESUMABLE, Call, resume
+from anydevice.hooks.structure import computes_with_parts
 from anydevice.transfer import Engine, OffloadGroup
 from anydevice.weights import Slot, exchange, iter_modules, iter_slots
 

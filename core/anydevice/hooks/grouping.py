@@ -21,8 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any
+from collections.abc import Collection, Iterator
 
 import torch
 from torch import nn
@@ -31,46 +30,15 @@ from anydevice.devices import Device
 from anydevice.errors import DeviceMapError
 from anydevice.hooks.align import AlignDevicesHook
 from anydevice.hooks.base import ModelHook, add_hook_to_module, remove_matching_hooks
-from anydevice.hooks.code_search import needs_all_weights, uses_host_operators
+from anydevice.hooks.code_search import needs_all_weights
+from anydevice.hooks.execution_plan import ExecutionPlan
 from anydevice.hooks.forward import HOOK, ORIGINAL, OwnForward, PartForward, has_own_forward
+from anydevice.hooks.structure import computes_with_parts, is_scripted, needs_alignment
 from anydevice.sizes import tensor_bytes
 from anydevice.transfer import Engine, OffloadGroup
 from anydevice.weights import Slot, iter_modules, iter_slots
 
-__all__ = ["ExecutionPlan", "attach_groups", "computes_with_parts"]
-
-#: Containers whose children are called by somebody else, or one after the other.
-_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
-
-
-@dataclasses.dataclass
-class ExecutionPlan:
-    """How a model is to run.
-
-    Attributes:
-        execution: a module's full name to where it runs; None for one whose parts decide.
-        main: where a module runs whose parts decide, as far as its own weights are concerned.
-        blocks: full names of modules that are brought as a whole.
-        preload: class names of modules that are brought as a whole however large.
-        stored: full name and slot of a weight to where it is stored by plan.
-        limits: most bytes of one group, by device; no limit by default.
-        skip_keys: see `AlignDevicesHook`.
-        io_same_device: whether the outermost module's output follows its input.
-        prefix: the outermost module's full name.
-        resident_buffers: names, below the outermost module, of buffers of offloaded modules that
-            are where these run.
-    """
-
-    execution: Callable[[str], Device | None]
-    main: Device
-    blocks: Collection[str] = ()
-    preload: Collection[str] = ()
-    stored: Callable[[str, Slot], Device] | None = None
-    limits: Mapping[Device, int] = dataclasses.field(default_factory=dict)
-    skip_keys: str | list[str] | None = None
-    io_same_device: bool = True
-    prefix: str = ""
-    resident_buffers: Collection[str] = ()
+__all__ = ["attach_groups"]
 
 
 @dataclasses.dataclass
@@ -341,13 +309,6 @@ def _is_away(slot: Slot, target: torch.device) -> bool:
     return tensor is not None and tensor.device != target
 
 
-def computes_with_parts(module: nn.Module) -> bool:
-    """Whether a module is known to use the weights of its parts without calling them."""
-    if isinstance(module, _CONTAINERS):
-        return False
-    return hasattr(module, "parametrizations") or type(module) is nn.MultiheadAttention
-
-
 def _uncalled(node: _Node) -> Iterator[_Node]:
     """Parts that are never called themselves, such as a ParameterList: their parent uses them."""
     for child in node.children:
@@ -360,31 +321,3 @@ def _descend(node: _Node) -> Iterator[_Node]:
     yield node
     for child in node.children:
         yield from _descend(child)
-
-
-def is_scripted(module: nn.Module) -> bool:
-    """Whether a module's parts are run by TorchScript, without hooks."""
-    return isinstance(module, torch.jit.ScriptModule)
-
-
-def needs_alignment(module: nn.Module) -> bool:
-    """Whether a module's own code must be aligned even where all its weights are in one place."""
-    return _has_loose_tensors(module) or uses_host_operators(module)
-
-
-def _has_loose_tensors(module: nn.Module) -> bool:
-    """Whether a module keeps tensors as plain attributes: those are not placed, only aligned.
-
-    Old-style ``weight_norm`` and ``spectral_norm`` do, too: they set the weight before each
-    forward.
-    """
-    own = {id(t) for table in (module._parameters, module._buffers) for t in table.values()}
-    return any(_is_loose(value, own) for value in module.__dict__.values())
-
-
-def _is_loose(value: Any, own: set[int]) -> bool:
-    if isinstance(value, torch.Tensor):
-        return id(value) not in own
-    if type(value) in (list, tuple):
-        return any(isinstance(item, torch.Tensor) and id(item) not in own for item in value)
-    return False

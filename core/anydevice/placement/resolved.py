@@ -14,7 +14,7 @@ from anydevice.placement.options import PlacementOptions
 from anydevice.placement.placement import Placement
 from anydevice.placement.resolve import resolve_device_map
 from anydevice.ties import Weight, list_weights, place_weights
-from anydevice.weights import Slot
+from anydevice.weights import Slot, scales_weight
 
 __all__ = ["ResolvedPlacement", "place_model"]
 
@@ -55,6 +55,8 @@ class ResolvedPlacement:
         """The device that a tensor is stored on."""
         device = self.devices.lookup(name)
         if device.is_accelerator or not slot.is_buffer or self.offload_buffers:
+            return device
+        if scales_weight(slot):
             return device
         return self._runs(name)
 
