@@ -12,7 +12,12 @@ from anydevice import registry
 from anydevice.backend import DeviceBackend
 from anydevice.errors import DoesNotFitError, OptionError
 
-__all__ = ["clear_device_cache", "find_executable_batch_size", "release_memory"]
+__all__ = [
+    "clear_device_cache",
+    "find_executable_batch_size",
+    "release_memory",
+    "should_reduce_batch_size",
+]
 
 
 def find_executable_batch_size(
@@ -62,7 +67,7 @@ def find_executable_batch_size(
             try:
                 return function(batch_size, *args, **kwargs)
             except Exception as error:
-                if not _is_out_of_memory(error):
+                if not should_reduce_batch_size(error):
                     raise
             # Outside of the handler: the error's frames held the tensors of the failed try.
             batch_size = _next(batch_size, reduce_batch_size_fn)
@@ -128,7 +133,7 @@ def clear_device_cache(garbage_collection: bool = False) -> None:
                 backend.empty_cache(index)
 
 
-def _is_out_of_memory(error: BaseException | None) -> bool:
+def should_reduce_batch_size(error: BaseException | None) -> bool:
     """Whether an error, or what it was raised from, is a lack of memory of a device or the host."""
     while error is not None:
         if any(backend.is_out_of_memory(error) for backend in _backends()):

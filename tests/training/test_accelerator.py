@@ -118,6 +118,14 @@ def test_the_module_is_not_touched_for_precision():
         assert plain(torch.ones(1, 2))["y"].dtype == torch.float32
 
 
+def test_states_can_be_copied_and_pickled():
+    accelerator = Accelerator(cpu=True)
+    for state in (accelerator.state, accelerator.state._partial, accelerator.gradient_state):
+        for again in (copy.deepcopy(state), pickle.loads(pickle.dumps(state))):
+            assert type(again) is type(state)
+            assert vars(again) is vars(state)
+
+
 def test_compiling():
     plugin = TorchDynamoPlugin(backend="eager", fullgraph=True, dynamic=False)
     accelerator = Accelerator(cpu=True, dynamo_plugin=plugin)

@@ -154,6 +154,16 @@ class ParallelismConfig:
         return (self.dp_shard_size or 1) > 1
 
     @property
+    def cp_enabled(self) -> bool:
+        """False: sequences are not divided."""
+        return False
+
+    @property
+    def sp_enabled(self) -> bool:
+        """False: sequences are not divided."""
+        return False
+
+    @property
     def active_mesh_dims(self) -> list[str]:
         """Names of the mesh's dimensions that are larger than one."""
         return [name for name, field in _SIZES.items() if getattr(self, field) > 1]

@@ -116,6 +116,10 @@ class PartialState:
             f"Device: {self.device}\n"
         )
 
+    def __reduce__(self) -> Any:
+        """Of a copy, and of what another process reads, the state is that process's own."""
+        return _this_process, (type(self),)
+
     @classmethod
     def _reset_state(cls) -> None:
         """Forget all, so that the next one made starts anew. The process group goes on."""
@@ -292,6 +296,12 @@ class PartialState:
             self._meetings = None
         if dist.is_available() and dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _this_process(kind: type[PartialState]) -> PartialState:
+    made = object.__new__(kind)
+    made.__dict__ = kind._shared_state
+    return made
 
 
 def wait_for_everyone() -> None:

@@ -78,6 +78,10 @@ class GradientState:
     def _configure(self, plugin: GradientAccumulationPlugin) -> None:
         self.plugin_kwargs = plugin.to_kwargs()
 
+    def __reduce__(self) -> Any:
+        """Of a copy, and of what another process reads, the state is that process's own."""
+        return _this_process, ()
+
     @classmethod
     def _reset_state(cls) -> None:
         """Forget all, so that the next one made starts anew."""
@@ -158,3 +162,9 @@ class GradientState:
         self._counts[key] = 0 if due else calls
         self.sync_gradients = due
         return due
+
+
+def _this_process() -> GradientState:
+    made = object.__new__(GradientState)
+    made.__dict__ = GradientState._shared_state
+    return made

@@ -71,6 +71,10 @@ class AcceleratorState:
                     f"{self._mixed_precision!r} already: give the same, or make one Accelerator"
                 )
 
+    def __reduce__(self) -> Any:
+        """Of a copy, and of what another process reads, the state is that process's own."""
+        return _this_process, ()
+
     @classmethod
     def _reset_state(cls, reset_partial_state: bool = False) -> None:
         """Forget all, so that the next one made starts anew."""
@@ -143,3 +147,9 @@ def choose_precision(given: Any, state: PartialState) -> str:
             f"{', '.join(['no', *can])}"
         )
     return name
+
+
+def _this_process() -> AcceleratorState:
+    made = object.__new__(AcceleratorState)
+    made.__dict__ = AcceleratorState._shared_state
+    return made

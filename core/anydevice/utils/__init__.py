@@ -91,6 +91,7 @@ from anydevice.memory import (
     clear_device_cache,
     find_executable_batch_size,
     release_memory,
+    should_reduce_batch_size,
 )
 from anydevice.modules import (
     extract_model_from_parallel,
@@ -179,6 +180,12 @@ from anydevice.training import (
 )
 from anydevice.training.autocasting import (
     get_mixed_precision_context_manager,
+)
+from anydevice.training.checkpoints.fsdp_files import (
+    load_fsdp_model,
+    load_fsdp_optimizer,
+    save_fsdp_model,
+    save_fsdp_optimizer,
 )
 
 __all__ = [
@@ -273,6 +280,8 @@ __all__ = [
     "load",
     "load_and_quantize_model",
     "load_checkpoint_in_model",
+    "load_fsdp_model",
+    "load_fsdp_optimizer",
     "load_offloaded_weight",
     "load_offloaded_weights",
     "load_state_dict",
@@ -291,11 +300,14 @@ __all__ = [
     "release_memory",
     "retie_parameters",
     "save",
+    "save_fsdp_model",
+    "save_fsdp_optimizer",
     "save_offload_index",
     "send_to_device",
     "set_module_tensor_to_device",
     "set_numa_affinity",
     "set_seed",
+    "should_reduce_batch_size",
     "slice_tensors",
     "str_to_bool",
     "synchronize_rng_state",

@@ -1,0 +1,24 @@
+"""transformers' Trainer runs on anydevice as it does on the peer, with the import changed."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+from launching import run_ranks as launch
+from training import trainer_ranks
+from training.loops import HEAVY
+
+run_ranks = functools.partial(launch, imports=(*HEAVY, "transformers.models.llama"))
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_it_trains_evaluates_and_resumes(size, tmp_path):
+    for losses, resumed, evaluated, count in run_ranks(
+        trainer_ranks.train, size, "cpu", str(tmp_path), timeout=120
+    ):
+        assert count == size
+        assert len(losses) == 4
+        assert losses[-1] < losses[0]
+        assert resumed == pytest.approx(losses[-1], rel=0.02)
+        assert evaluated < losses[0]

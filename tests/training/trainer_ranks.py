@@ -1,0 +1,63 @@
+"""Ranks for `test_trainer.py`: transformers' Trainer on anydevice instead of Accelerate."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import torch
+
+PATHS = [
+    *("accelerator", "big_modeling", "data_loader", "hooks", "launchers", "logging", "optimizer"),
+    *("parallelism_config", "scheduler", "state", "tracking", "utils", "utils.dataclasses"),
+    *("utils.memory", "utils.modeling", "utils.offload", "utils.operations", "utils.other"),
+]
+
+
+def _import_changed():
+    """What ``import accelerate`` finds is anydevice."""
+    sys.modules["accelerate"] = importlib.import_module("anydevice")
+    for path in PATHS:
+        sys.modules[f"accelerate.{path}"] = importlib.import_module(f"anydevice.{path}")
+
+
+def train(rank, size, folder):
+    _import_changed()
+    from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+    )
+    data = [{"input_ids": row, "labels": row} for row in torch.arange(64).repeat(4).reshape(32, 8)]
+    options = {
+        "per_device_train_batch_size": 8 // size,
+        "gradient_accumulation_steps": 2,
+        "num_train_epochs": 2,
+        "learning_rate": 1e-2,
+        "use_cpu": True,
+        "report_to": [],
+        "logging_steps": 1,
+        "save_steps": 3,
+        "bf16": True,
+        "disable_tqdm": True,
+    }
+
+    def trainer():
+        arguments = TrainingArguments(folder, **options)
+        model = LlamaForCausalLM(config)
+        return Trainer(model, arguments, train_dataset=data, eval_dataset=data[:9])
+
+    first = trainer()
+    assert type(first.accelerator).__module__ == "anydevice.training.accelerator"
+    first.train()
+    losses = [entry["loss"] for entry in first.state.log_history if "loss" in entry]
+    again = trainer()
+    again.train(resume_from_checkpoint=f"{folder}/checkpoint-3")
+    rest = [entry["loss"] for entry in again.state.log_history if "loss" in entry]
+    return losses, rest[-1], first.evaluate()["eval_loss"], first.accelerator.num_processes
