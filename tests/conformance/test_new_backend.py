@@ -161,3 +161,19 @@ def test_nothing_is_overwritten(tmp_path, capsys):
     assert main(words) == 0
     assert main(words) == 1
     assert "is there already" in capsys.readouterr().err
+
+
+def test_the_package_says_what_it_was_written_for(tmp_path):
+    """Which anydevice it works with, and which version of the interface."""
+    from anydevice.backend import INTERFACE_VERSION
+    from anydevice.backend_check import member_faults
+
+    write_package("anydevice-quux", "quux", tmp_path)
+    root = tmp_path / "anydevice-quux"
+    project = (root / "pyproject.toml").read_text()
+    assert project.count('>=0.1,<1.0"') == 2
+    scope = {}
+    exec((root / "anydevice_quux.py").read_text(), scope)
+    (backend,) = scope["anydevice_backends"]()
+    assert backend.interface_version == INTERFACE_VERSION
+    assert member_faults(backend) == []
