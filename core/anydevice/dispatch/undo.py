@@ -74,7 +74,7 @@ def get_state_dict_offloaded_model(model: nn.Module) -> dict[str, torch.Tensor]:
     """Return a dispatched model's state dict, all of it on the host.
 
     Weights on disk are views of their files. ``model.state_dict()`` is as complete; it gives each
-    weight where it rests.
+    weight where it is stored.
 
     Args:
         model: dispatched or not.

@@ -81,9 +81,9 @@ def attach_align_device_hook(
     Args:
         module: changed in place.
         execution_device: where it runs; the device of its first weight by default.
-        offload: whether the weights rest on the host outside of forwards.
+        offload: whether the weights are stored on the host outside of forwards.
         weights_map: full names to host tensors that the offloaded weights shall hold.
-        offload_buffers: whether buffers rest on the host too.
+        offload_buffers: whether buffers are stored on the host too.
         module_name: the module's full name, which begins the names in ``weights_map``.
         skip_keys: keys of mappings that are not moved.
         preload_module_classes: classes whose modules are brought as a whole before their forward.
@@ -123,7 +123,7 @@ def attach_align_device_hook_on_blocks(
         execution_device: one device, or full names of blocks to devices.
         offload: one answer, or full names of blocks to answers.
         weights_map: full names to host tensors that the offloaded weights shall hold.
-        offload_buffers: whether buffers of offloaded blocks rest on the host too.
+        offload_buffers: whether buffers of offloaded blocks are stored on the host too.
         module_name: the module's full name.
         skip_keys: keys of mappings that are not moved.
         preload_module_classes: classes whose modules are brought as a whole before their forward.
@@ -142,13 +142,13 @@ def attach_align_device_hook_on_blocks(
     places = DeviceMap(execution_device)
     offloads = offload if isinstance(offload, Mapping) else dict.fromkeys(execution_device, offload)
 
-    def rest(name: str, slot: Slot) -> Device:
-        rests = bool(_nearest(offloads, name)) and (
+    def stored(name: str, slot: Slot) -> Device:
+        is_offloaded = bool(_nearest(offloads, name)) and (
             offload_buffers or not slot.is_buffer or scales_weight(slot)
         )
-        return CPU if rests else places.lookup(name)
+        return CPU if is_offloaded else places.lookup(name)
 
-    for weight in gather_weights(iter_slots(module, module_name), rest):
+    for weight in gather_weights(iter_slots(module, module_name), stored):
         name = next((n for n in weight.names if weights_map is not None and n in weights_map), None)
         if weight.device == CPU and weights_map is not None and name is not None:
             weight.hold(move_tensor(weights_map[name].detach(), CPU))

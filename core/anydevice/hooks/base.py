@@ -103,7 +103,7 @@ class ModelHook:
         Returns:
             What the caller gets.
         """
-        return run_plain((self,), module, forward, args, kwargs)
+        return _run_plain((self,), module, forward, args, kwargs)
 
     def detach_hook(self, module: nn.Module) -> nn.Module:
         """Run when the hook is removed.
@@ -162,8 +162,8 @@ class SequentialHook(ModelHook):
                 rest = SequentialHook(*self.hooks[i + 1 :]) if i + 1 < len(self.hooks) else None
                 inner = forward if rest is None else _bind(rest, module, forward)
                 inner = _bind(hook, module, inner)
-                return run_plain(self.hooks[:i], module, inner, args, kwargs)
-        return run_plain(self.hooks, module, forward, args, kwargs)
+                return _run_plain(self.hooks[:i], module, inner, args, kwargs)
+        return _run_plain(self.hooks, module, forward, args, kwargs)
 
     def detach_hook(self, module: nn.Module) -> nn.Module:
         """Detach each."""
@@ -172,7 +172,7 @@ class SequentialHook(ModelHook):
         return module
 
 
-def run_plain(
+def _run_plain(
     hooks: Sequence[ModelHook],
     module: nn.Module,
     forward: Callable[..., Any],
@@ -275,7 +275,7 @@ def remove_hook_from_module(module: nn.Module, recurse: bool = False) -> nn.Modu
 
 
 def remove_hook_from_submodules(module: nn.Module) -> None:
-    """Remove the hooks of a module and of all its submodules. Their weights stay where they rest.
+    """Remove the hooks of a module and all its submodules. Weights stay where they are stored.
 
     What is left is an ordinary model, with the same Parameters as ever, ties and all. Weights that
     were offloaded are host tensors, and buffers that were kept on a device for them join them

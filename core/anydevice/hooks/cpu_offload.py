@@ -116,9 +116,9 @@ class CpuOffload(ModelHook):
         for weight in weights:
             weight.check_value()
         page_lock([w.tensor for w in weights if w.tensor.device == CPU.torch], self._device)
-        resting = [weight.tensor.detach() for weight in weights]
-        arrived = copy_batch(resting, self._device)
-        for weight, host, new in zip(weights, resting, arrived, strict=True):
+        originals = [weight.tensor.detach() for weight in weights]
+        arrived = copy_batch(originals, self._device)
+        for weight, host, new in zip(weights, originals, arrived, strict=True):
             weight.hold(new)
             if host.device == CPU.torch:
                 self._kept[id(weight.tensor)] = (host, _mark(weight.tensor))

@@ -44,7 +44,7 @@ HOOK = "_hf_hook"
 ORIGINAL = "_old_forward"
 
 
-class Presence(Protocol):
+class _Presence(Protocol):
     """Says whether weights are on their device now.
 
     Attributes:
@@ -182,7 +182,7 @@ class PartForward(HookedForward):
         group: the weights; any object that tells whether they are there.
     """
 
-    def __init__(self, module: nn.Module, group: Presence) -> None:
+    def __init__(self, module: nn.Module, group: _Presence) -> None:
         super().__init__(module)
         self.group = group
 

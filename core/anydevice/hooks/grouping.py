@@ -252,9 +252,9 @@ class _Attaching:
         """A group of all weights, also those that are in place: they may be assigned to later."""
         device = node.place or self.plan.main
         places = {self._stored(*named) for part in nodes for named in part.away}
-        resting = places.pop() if len(places) == 1 else None
+        stored = places.pop() if len(places) == 1 else None
         modules = [(part.name, part.module) for part in nodes]
-        return self.engine.group(node.name, modules, device, offload_device=resting)
+        return self.engine.group(node.name, modules, device, offload_device=stored)
 
     def _stored(self, name: str, slot: Slot) -> Device | None:
         """Where a weight is stored by plan; None for one that was added since."""
