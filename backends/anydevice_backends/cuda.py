@@ -6,11 +6,13 @@ https://docs.pytorch.org/docs/stable/notes/hip.html
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Final
 
+import psutil
 import torch
 
-from anydevice.backend import Capabilities, DeviceBackend, hookimpl
+from anydevice.backend import Capabilities, DeviceBackend, MemoryInfo, hookimpl
 
 __all__ = ["CudaBackend", "anydevice_backends"]
 
@@ -47,6 +49,26 @@ class CudaBackend(DeviceBackend):
         "CUBLAS_STATUS_ALLOC_FAILED",
         "HIPBLAS_STATUS_ALLOC_FAILED",
     )
+
+    def memory_info(self, index: int) -> MemoryInfo:
+        """An integrated device (GB10, Jetson, Strix Halo) has the host's memory.
+
+        The driver counts the host's page cache as used, though an allocation gets it:
+        https://docs.nvidia.com/cuda/cuda-runtime-api/structcudaDeviceProp.html (``integrated``)
+        """
+        info = super().memory_info(index)
+        if not self._is_integrated(index):
+            return dataclasses.replace(info, shared_with_host=False)
+        cached = max(0, self.module.memory_reserved(index) - self.module.memory_allocated(index))
+        available = psutil.virtual_memory().available + cached
+        free = min(info.total, max(info.free, available))
+        return MemoryInfo(free=free, total=info.total, shared_with_host=True)
+
+    def _is_integrated(self, index: int) -> bool:
+        """Whether a device has no memory of its own: ``cudaDeviceProp.integrated``."""
+        properties = self.module.get_device_properties(index)
+        named = (getattr(properties, name, 0) for name in ("is_integrated", "integrated"))
+        return any(bool(value) for value in named)
 
     def driver_version(self) -> str:
         """Of the runtime that torch was built for: torch tells no driver's version in public.

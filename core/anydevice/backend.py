@@ -74,10 +74,13 @@ class MemoryInfo:
         free: what a new allocation of this process could get: the driver's free memory plus what
             this process's allocator has cached and does not use.
         total: what the device has.
+        shared_with_host: whether it is the host's memory, as an integrated device's is: what one
+            takes, the other loses. None: as the capability ``unified_memory`` says for the type.
     """
 
     free: int
     total: int
+    shared_with_host: bool | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -155,6 +155,18 @@ def test_memory_that_is_the_hosts_is_counted_once(machine: Any) -> None:
     assert get_max_memory() == {0: 1000, "cpu": 500}
 
 
+def test_one_of_two_devices_of_a_type_has_the_hosts_memory(machine: Any) -> None:
+    class Mixed(Fake):
+        count = 2
+
+        def memory_info(self, index: int) -> MemoryInfo:
+            info = super().memory_info(index)
+            return MemoryInfo(info.free, info.total, shared_with_host=index == 1)
+
+    machine(Mixed())
+    assert get_max_memory() == {0: 1000, 1: 1001, "cpu": 499}
+
+
 def test_a_device_that_says_nothing_of_its_memory(machine: Any) -> None:
     backend = Fake()
     backend.free = None

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from anydevice import registry
-from anydevice.backend import DeviceBackend
+from anydevice.backend import DeviceBackend, MemoryInfo
 from anydevice.devices import CPU, DISK, META, Device, parse_device, same_devices
 from anydevice.errors import BackendError, BudgetError, UnknownDeviceError
 from anydevice.text import SMALLEST_COMPUTED, as_float, parse_bytes
@@ -62,23 +62,30 @@ def get_max_memory(max_memory: Mapping[Any, int | str] | None = None) -> dict[in
 
 def _measured() -> list[Budget]:
     devices = [parse_device(device) for device in registry.available_devices()]
-    free = {device: _free(device) for device in devices}
-    host = free[CPU]
+    memory = {device: _measure(device) for device in devices}
+    host = memory[CPU].free
     budgets = []
     for device in devices:
-        size = free[device]
+        size = memory[device].free
         if device == CPU:
             size = host
-        elif registry.get_backend(device.type).capabilities.unified_memory:
+        elif _is_hosts(device, memory[device]):
             size = min(size, host)
             host -= size
         budgets.append(Budget(_key_here(device), device, size))
     return budgets
 
 
-def _free(device: Device) -> int:
+def _is_hosts(device: Device, memory: MemoryInfo) -> bool:
+    """Whether a device's memory is the host's; devices of one type may differ."""
+    if memory.shared_with_host is not None:
+        return memory.shared_with_host
+    return registry.get_backend(device.type).capabilities.unified_memory
+
+
+def _measure(device: Device) -> MemoryInfo:
     try:
-        return registry.measure_memory(str(device)).free
+        return registry.measure_memory(str(device))
     except Exception as error:  # a vendor's query can fail in any way
         raise BudgetError(
             f"{device} does not say how much memory it has ({type(error).__name__}: {error}). "

@@ -140,7 +140,9 @@ class BackendRecord:
             )
             self.note(fault)
             raise BackendError(f"{fault} (package {self.package})")
-        return MemoryInfo(free=int(info.free), total=int(info.total))
+        return MemoryInfo(
+            free=int(info.free), total=int(info.total), shared_with_host=info.shared_with_host
+        )
 
     def ask(self, member: str, *arguments: Any) -> str:
         """The text that a member returns, such as ``device_name``.
