@@ -146,21 +146,24 @@ class _Walk:
         while stack:
             path, owner = stack.pop()
             dot = f"{path}." if path and names else ""
-            own: set[int] = set()
-            for n, parameter in owner._parameters.items():
-                if parameter is not None:
-                    index = self._tensor(dot, n, parameter)
-                    own.add(index)
-                    parameters[index] = None
-            size = sum([sizes[t] for t in own])
-            leaf, leaf_buffers = max(leaf, size), max(leaf_buffers, size)
-            if owner._buffers:
-                for n, buffer in owner._buffers.items():
-                    if buffer is not None:
-                        index = self._tensor(dot, n, buffer)
-                        own.add(index)
-                        buffers[index] = None
-                leaf_buffers = max(leaf_buffers, sum([sizes[t] for t in own]))
+            if owner._parameters or owner._buffers:
+                own = {
+                    self._tensor(dot, n, tensor)
+                    for n, tensor in owner._parameters.items()
+                    if tensor is not None
+                }
+                parameters.update(dict.fromkeys(own))
+                size = sum([sizes[t] for t in own])
+                leaf = max(leaf, size)
+                if owner._buffers:
+                    more = {
+                        self._tensor(dot, n, tensor)
+                        for n, tensor in owner._buffers.items()
+                        if tensor is not None
+                    }
+                    buffers.update(dict.fromkeys(more))
+                    size = sum([sizes[t] for t in own | more])
+                leaf_buffers = max(leaf_buffers, size)
             if owner._modules:
                 stack += [(dot + n, m) for n, m in owner._modules.items() if m is not None]
         if buffers:

@@ -72,7 +72,10 @@ class Splitter:
 
     def _read_declarations(self, model: nn.Module) -> None:
         seen: set[type] = set()
-        for _, module in iter_modules(model):
+        stack = [model]
+        while stack:
+            module = stack.pop()
+            stack += [child for child in module._modules.values() if child is not None]
             kind, own = type(module), module.__dict__.get("_no_split_modules")
             if own or kind not in seen:
                 seen.add(kind)
@@ -149,9 +152,15 @@ class Splitter:
 
 def _warn_of_strays(model: nn.Module, classes: Collection[str]) -> None:
     """Say which of the named classes no module has: most often a misspelled name."""
-    there = {type(module).__name__ for _, module in iter_modules(model)}
+    there: set[str] = set()
+    stack, left = [model], set(classes)
+    while stack and left:  # most often the first layer ends it
+        module = stack.pop()
+        there.add(type(module).__name__)
+        left.discard(type(module).__name__)
+        stack += [child for child in module._modules.values() if child is not None]
     declared = getattr(model, "_no_split_modules", None) or ()  # of a family, perhaps
-    strays = sorted(name for name in classes if name not in there and name not in declared)
+    strays = sorted(name for name in left if name not in declared)
     if not strays:
         return
     warnings.warn(
