@@ -8,8 +8,10 @@ import traceback
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
-from training.loops import fails, fresh
+from training.loops import Net, fails, fresh
 
 from anydevice import dispatch_model
 from anydevice.data import DataLoaderConfiguration
@@ -347,7 +349,56 @@ def dispatched_models(rank, size, folder):
     return True
 
 
+def sharding_options(rank, size):
+    """Which modules are units, what is left alone, and where the first values come from."""
+    torch.manual_seed(0)
+    wanted = Net().state_dict()
+    x = torch.ones(2, 4)
+    for options in (
+        {"auto_wrap_policy": "size_based_wrap", "min_num_params": 100},
+        {"transformer_cls_names_to_wrap": ["Block"]},
+        {"auto_wrap_policy": "no_wrap"},
+        {"auto_wrap_policy": lambda module, recurse, nonwrapped_numel: nonwrapped_numel > 150},
+        {"ignored_modules": r"blocks\.1\..*"},
+        {"mixed_precision_policy": {"param_dtype": "bf16", "reduce_dtype": "fp32"}},
+        {"cpu_ram_efficient_loading": True},
+        {"cpu_ram_efficient_loading": True, "cpu_offload": True},
+    ):
+        a = accelerator(fsdp_plugin=FullyShardedDataParallelPlugin(**options))
+        lazily = options.get("cpu_ram_efficient_loading") and rank
+        torch.manual_seed(0 if rank == 0 else 7)  # other ranks' own values do not count
+        with torch.device("meta" if lazily else "cpu"):
+            model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer = a.prepare(model, optimizer)
+        state = a.get_state_dict(model)
+        if rank == 0:
+            for name, value in wanted.items():
+                assert torch.equal(state[name], value), (options, name)
+        units = sum(isinstance(m, FSDPModule) for m in model.modules())
+        assert units == (1 if options.get("auto_wrap_policy") == "no_wrap" else units), options
+        assert units > 1 or options.get("auto_wrap_policy") == "no_wrap", options
+        whole = isinstance(model.blocks[1].up.weight, DTensor)
+        assert whole != ("ignored_modules" in options), options
+        a.backward(model(x).float().sum())
+        optimizer.step()
+        after = a.get_state_dict(model)
+        assert rank or not torch.equal(after["first.weight"], wanted["first.weight"]), options
+    a = accelerator(
+        fsdp_plugin=FullyShardedDataParallelPlugin(transformer_cls_names_to_wrap=["Layer"])
+    )
+    with fails(OptionError, "no 'Layer'", "Block"):
+        a.prepare(Net())
+    a = accelerator(fsdp_plugin=FullyShardedDataParallelPlugin())
+    model = Net()
+    late = torch.optim.SGD(model.parameters(), lr=0.1)
+    a.prepare(model)
+    with fails(OptionError, "in one call"):
+        a.prepare(late)
+
+
 CHECKS = [
+    sharding_options,
     scheduler_counts_batches_of_one_process,
     counted_items_weigh,
     several_models_accumulate,

@@ -11,6 +11,9 @@ from anydevice.placement import find_blocks
 
 __all__ = ["units_of"]
 
+#: They have no forward of their own.
+_LISTS = (nn.ModuleList, nn.ModuleDict)
+
 
 def units_of(model: nn.Module, plugin: Any = None) -> list[nn.Module]:
     """A model's units, inner ones first; the model itself is not among them.
@@ -54,13 +57,14 @@ def units_of(model: nn.Module, plugin: Any = None) -> list[nn.Module]:
 
 
 def _blocks(model: nn.Module) -> list[nn.Module]:
-    """The blocks that placement finds; lists have no forward of their own."""
+    """The blocks that placement finds."""
     blocks = [model.get_submodule(name) for name in find_blocks(model) if name]
-    return [block for block in blocks if not isinstance(block, (nn.ModuleList, nn.ModuleDict))]
+    return [block for block in blocks if not isinstance(block, _LISTS)]
 
 
 def _bottom_up(model: nn.Module, chosen: Any) -> list[nn.Module]:
-    found = [m for m in model.modules() if m is not model and chosen(m)]
+    modules = [m for m in model.modules() if m is not model and not isinstance(m, _LISTS)]
+    found = [module for module in modules if chosen(module)]
     return found[::-1]
 
 
@@ -71,8 +75,7 @@ def _by_size(model: nn.Module, least: int) -> list[nn.Module]:
     def visit(module: nn.Module) -> int:
         own = sum(p.numel() for p in module.parameters(recurse=False))
         rest = own + sum(visit(child) for child in module.children())
-        lists = (nn.ModuleList, nn.ModuleDict)
-        if rest >= least and module is not model and not isinstance(module, lists):
+        if rest >= least and module is not model and not isinstance(module, _LISTS):
             units.append(module)
             return 0
         return rest
