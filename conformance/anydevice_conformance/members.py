@@ -518,6 +518,8 @@ def _pinning(subject: Subject) -> Probe:
         assert same_bits(pinned, kept), f"pinning changed {source.dtype} {tuple(source.shape)}"
         assert same_bits(source, kept), "pinning changed the original"
         assert pinned.data_ptr() != source.data_ptr(), "the result is the original's memory"
+        if number % 5:
+            return  # one call: what two of them change may cancel out
         again = backend.pin_memory(source)
         assert again.data_ptr() != pinned.data_ptr(), "two results are one memory"
 
