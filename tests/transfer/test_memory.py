@@ -547,3 +547,18 @@ def test_an_out_of_memory_error_names_copies_that_are_still_held(sim, make):
         pytest.raises(torch.OutOfMemoryError, match=words),
     ):
         keep_all()
+
+
+def test_statistics_that_a_forward_updates_do_not_spoil_its_backward(sim, make, x):
+    def made():
+        torch.manual_seed(3)
+        return nn.Sequential(nn.Linear(32, 32), nn.BatchNorm1d(32), nn.Linear(32, 32))
+
+    model, plain = make([made()]), made()
+    for _ in range(2):
+        model(x, grad=True).square().sum().backward()
+        plain(x).square().sum().backward()
+    for got, want in zip(model.blocks[0].parameters(), plain.parameters(), strict=True):
+        assert torch.allclose(got.grad, want.grad, rtol=1e-3, atol=1e-3)
+    for got, want in zip(model.blocks[0].buffers(), plain.buffers(), strict=True):
+        assert torch.allclose(got, want, atol=1e-5)

@@ -101,8 +101,8 @@ class SavedWeights:
         # Detached: an output that holds its own graph would never be freed.
         return _SavedTensor(tensor.detach(), tensor._version)
 
-    def _find(self, tensor: torch.Tensor) -> _SavedWeight | None:
-        """A reference to the original, where the tensor is a view of an unchanged device copy."""
+    def _find(self, tensor: torch.Tensor) -> _SavedWeight | _SavedTensor | None:
+        """What stands for a view of an unchanged device copy; None for any other tensor."""
         if not self._places or tensor.device != self._device.torch or moves_by_itself(tensor):
             return None
         address = tensor.data_ptr()
@@ -124,6 +124,11 @@ class SavedWeights:
             or swap.changed()
         ):
             return None
+        if swap.slot.is_buffer:
+            # Its original may be updated when the call ends, as running statistics are.
+            with torch.no_grad():
+                value = tensor.clone()
+            return _SavedTensor(value, value._version)
         return _SavedWeight(
             original.detach(),
             original._version,
