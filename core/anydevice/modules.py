@@ -147,10 +147,14 @@ def extract_model_from_parallel(
     while isinstance(model, parallel) or getattr(type(model), "is_precision_wrapper", False):
         model = model.module  # type: ignore[assignment]
     if recursive:
-        for name, child in list(model.named_children()):
-            inner = extract_model_from_parallel(child, keep_fp32_wrapper, keep_torch_compile, True)
-            if inner is not child:
-                setattr(model, name, inner)
+        stack = [model]
+        while stack:
+            parent = stack.pop()
+            for name, child in list(parent.named_children()):
+                inner = extract_model_from_parallel(child, keep_fp32_wrapper, keep_torch_compile)
+                if inner is not child:
+                    setattr(parent, name, inner)
+                stack.append(inner)
     if compiled is not None and keep_torch_compile:
         compiled._orig_mod = model
         return compiled
