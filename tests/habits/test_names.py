@@ -13,15 +13,13 @@ make_names = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(make_names)
 WRITTEN = make_names.PAGE.read_text(encoding="utf-8")
 NAMES = [name for found in make_names.names(WRITTEN).values() for name in found]
-#: They come with the engines for these packages.
-COMING = {"accelerate.DeepSpeedPlugin", "accelerate.utils.MegatronLMPlugin"}
 
 
 def test_the_page_has_every_name_once():
     assert len(NAMES) == len(set(NAMES)) == 106
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in COMING])
+@pytest.mark.parametrize("name", NAMES)
 def test_each_name_can_be_imported(name):
     assert make_names.resolve(make_names.here(name)) is not None
     assert make_names.resolve(make_names.home_of(make_names.here(name))) is not None
