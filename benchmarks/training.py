@@ -233,12 +233,15 @@ def pair(quick):
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="few rounds: does it run?")
+    parser.add_argument("--alone", action="store_true", help="without the two processes")
     parser.add_argument("--json", help="where to write the figures")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     with warnings.catch_warnings(), contextlib.suppress(KeyboardInterrupt):
         warnings.simplefilter("ignore")
-        found = one_process(options.quick) | pair(options.quick)
+        found = one_process(options.quick)
+        if not options.alone:
+            found |= pair(options.quick)
         for name, figures in found.items():
             shown = ", ".join(f"{kind} {value:.2f}" for kind, value in figures.items())
             print(f"{name}: {shown}  (limit {LIMITS[name]})")
