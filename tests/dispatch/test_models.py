@@ -473,6 +473,8 @@ def offload_all(how, model, tmp_path):
 @pytest.mark.parametrize("whole", [True, False], ids=["submodules", "recurse"])
 def test_buffers_join_their_parameters_when_hooks_are_removed(sim, tmp_path, how, whole):
     torch.manual_seed(0)
+    gc.collect()
+    before = torch.sim.memory_allocated(0)
     model = Buffered()
     plain = copy.deepcopy(model)
     offload_all(how, model, tmp_path)
@@ -488,7 +490,7 @@ def test_buffers_join_their_parameters_when_hooks_are_removed(sim, tmp_path, how
     torch.testing.assert_close(model.eval()(X), plain.eval()(X))
     gc.collect()
     torch.sim.synchronize(0)
-    assert torch.sim.memory_allocated(0) == 0  # the engine's buffers are given back, too
+    assert torch.sim.memory_allocated(0) == before  # the engine's buffers are given back, too
 
 
 def test_buffers_that_are_mapped_to_a_device_stay_there_with_all_that_are_tied_to_them(sim):
