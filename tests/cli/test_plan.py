@@ -6,6 +6,7 @@ import pytest
 from safetensors.torch import load_file
 
 from anydevice import cli
+from anydevice_conformance.simulator.backend import SimulatorBackend
 
 GIB = 1 << 30
 #: Bytes of the model of `config_only` in bfloat16.
@@ -71,6 +72,15 @@ def test_cache_and_activations_take_their_room(capsys, config_only):
     assert found["weights"] == sum(d["weights"] for d in devices.values())
 
 
+def test_a_cache_larger_than_the_device_rests_with_its_layers(capsys, config_only):
+    words = ["--device", "foo=8GiB", "--cpu", "1GiB", "--batch", "1", "--context", "1000000"]
+    found, devices = plan(capsys, config_only, *words)
+    assert all(d["weights"] >= 0 for d in devices.values())
+    assert found["weights"] == sum(d["weights"] for d in devices.values())
+    assert sum(d["cache"] for d in devices.values()) == 32 * 2 * 10**6 * 4096 * 2
+    assert devices["disk"]["cache"] > 0
+
+
 def test_headers_alone_make_a_plan(capsys, tiny_llama, tmp_path):
     for file in tiny_llama.glob("model*"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
@@ -112,6 +122,23 @@ def test_no_such_model(capsys, tmp_path, monkeypatch):
     for command in ("plan", "estimate"):
         assert cli.main([command, "no-such-model-here"]) == 1
         assert "no-such-model-here: no config" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("dtype", ["int4", "float16"])
+def test_pretended_devices_hold_what_those_of_this_machine_cannot(
+    capsys, config_only, sim, monkeypatch, dtype
+):
+    monkeypatch.setattr(SimulatorBackend, "supports_dtype", lambda backend, dtype: False)
+    found, _ = plan(capsys, config_only, "--device", "foo=30GiB", "--dtype", dtype)
+    assert set(found["device_map"].values()) == {"foo:0"}
+    assert cli.main(["estimate", str(config_only), "--dtypes", dtype]) == 0
+    assert cli.main(["plan", str(config_only), "--dtype", "float16"]) == 1
+    assert "cannot hold" in capsys.readouterr().err
+
+
+def test_int4_is_packed_by_a_quantizer_on_any_device(capsys, config_only, sim):
+    found, _ = plan(capsys, config_only, "--dtype", "int4")
+    assert abs(found["weights"] - WEIGHTS / 4) < 10_000
 
 
 # ---------------------------------------------------------------------- estimates

@@ -12,7 +12,7 @@ from torch import nn
 from anydevice.cli.empty_model import add_model_arguments, read_empty_model
 from anydevice.cli.network import cache_only_when_unreachable
 from anydevice.cli.text import size_text, table
-from anydevice.placement import find_blocks, infer_auto_device_map
+from anydevice.placement import PlacementOptions, find_blocks, resolve_device_map
 from anydevice.sizes import compute_module_sizes
 
 __all__ = ["register"]
@@ -100,9 +100,10 @@ def _least_device(model: nn.Module, dtype: str, high: int) -> int:
 
     def runs(size: int) -> bool:
         held = dtype if dtype.startswith("int") else getattr(torch, dtype)
-        plan = infer_auto_device_map(
-            model, {0: size, "cpu": _HOST_BYTES}, dtype=held, prefetch=False, disk=False
+        options = PlacementOptions(
+            {0: size, "cpu": _HOST_BYTES}, dtype=held, prefetch=False, disk=False, pretended=True
         )
+        plan = resolve_device_map(model, "sequential", options)
         devices = {str(device) for device in plan.values()}
         return not plan.host_run and (plan.main_device is not None or devices == {"0"})
 

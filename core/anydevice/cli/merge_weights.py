@@ -15,6 +15,7 @@ from typing import Any, Final
 import torch
 
 from anydevice.checkpoint import open_checkpoint
+from anydevice.cli.network import cache_only_when_unreachable
 from anydevice.cli.text import shows_progress, size_text
 from anydevice.errors import CheckpointError, OptionError
 from anydevice.text import parse_bytes
@@ -60,14 +61,15 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    written = merge_weights(
-        args.checkpoint_directory,
-        args.output_path,
-        max_shard_size=args.max_shard_size,
-        safe_serialization=not args.unsafe_serialization,
-        overwrite=args.overwrite,
-        progress=shows_progress(),
-    )
+    with cache_only_when_unreachable(args.checkpoint_directory):
+        written = merge_weights(
+            args.checkpoint_directory,
+            args.output_path,
+            max_shard_size=args.max_shard_size,
+            safe_serialization=not args.unsafe_serialization,
+            overwrite=args.overwrite,
+            progress=shows_progress(),
+        )
     if args.remove_checkpoint_dir:
         shutil.rmtree(args.checkpoint_directory)
     for path in written:

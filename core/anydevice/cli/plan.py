@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import sys
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -16,7 +18,7 @@ from anydevice.cli.empty_model import add_model_arguments, held_dtype, read_empt
 from anydevice.cli.network import cache_only_when_unreachable
 from anydevice.cli.text import size_text, table
 from anydevice.errors import BudgetError, ModelError
-from anydevice.placement import Placement, infer_auto_device_map
+from anydevice.placement import Placement, PlacementOptions, resolve_device_map
 from anydevice.text import parse_bytes
 
 __all__ = ["prepare", "register"]
@@ -184,7 +186,8 @@ def _plan(
     """The placement, and the bytes of cache on each device.
 
     The cache of a layer is planned as a buffer of it: it is on the device that runs the layer,
-    which for an offloaded layer is the main device, as the planner does with buffers.
+    which for an offloaded layer is the main device, as the planner does with buffers; where the
+    main device is too small for that, it rests with the layer.
     """
     for name in running.layers if running.cache else ():
         cache = torch.empty(running.cache, dtype=torch.uint8, device="meta")
@@ -196,7 +199,14 @@ def _plan(
             for key, size in machine.budgets.items()
             if key != _HOST
         }
-    placement = infer_auto_device_map(model, machine.budgets, dtype=dtype, **options)
+    asked = PlacementOptions(
+        machine.budgets, dtype=dtype, pretended=machine.budgets is not None, **options
+    )
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        placement = resolve_device_map(model, "sequential", asked)
+    for warning in said:
+        print(f"anydevice plan: {warning.message}", file=sys.stderr)
     return placement, _cache_by_device(placement, machine, running)
 
 
@@ -204,8 +214,9 @@ def _cache_by_device(placement: Placement, machine: _Machine, running: _Running)
     found: Counter[str] = Counter()
     for layer in running.layers if running.cache else ():
         key = _device_of(placement, layer)
-        if key in (_HOST, _DISK) and placement.main_device is not None:
-            key = placement.main_device
+        main = placement.main_device
+        if key in (_HOST, _DISK) and main is not None and not placement.offload_buffers:
+            key = main
         found[machine.name(key)] += running.cache
     return dict(found)
 

@@ -29,6 +29,8 @@ class PlacementOptions:
     headroom: Headroom = None
     disk: bool | int | str = True
     prefetch: bool = True
+    #: The budgets are of devices elsewhere: what this machine's devices can hold does not matter.
+    pretended: bool = False
 
     def __post_init__(self) -> None:
         check_budgets(self.max_memory, self.headroom, self.disk)

@@ -24,7 +24,7 @@ from anydevice.placement.placed import Placed, Share
 from anydevice.placement.placement import Placement
 from anydevice.placement.planner import Plan, plan_blocks
 from anydevice.placement.tied_groups import onload_bytes
-from anydevice.sizes import DtypeLike
+from anydevice.sizes import DtypeLike, dtype_bits
 from anydevice.text import format_bytes
 from anydevice.ties import Weight, list_weights
 
@@ -189,7 +189,8 @@ def _planned(
         )
     placement = _assemble(model, inventory, plan, bins, clean)
     _check_disk(placement, bins)
-    _check_dtypes(inventory, plan, bins)
+    if not options.pretended:
+        _check_dtypes(inventory, plan, bins)
     return placement
 
 
@@ -296,13 +297,14 @@ def _check_dtypes(inventory: Inventory, plan: Plan, bins: Sequence[Budget]) -> N
             if not asked[question]:
                 raise ModelError(
                     f"{block.name or 'the model'} ({block.kind}) holds {dtype}, which {device} "
-                    "cannot. Pass dtype= or special_dtypes=, or leave the device out of max_memory."
+                    "cannot hold. Pass dtype= or special_dtypes=, or leave the device out of "
+                    "max_memory."
                 )
 
 
 def _supports(device: Device, dtype: DtypeLike) -> bool:
-    """Types that torch lacks are a quantizer's business."""
+    """Types that torch lacks, or has in name only (int4), are a quantizer's business."""
     known = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-    if not isinstance(known, torch.dtype):
+    if not isinstance(known, torch.dtype) or (dtype_bits(known) < 8 and "quint" not in str(known)):
         return True
     return registry.get_backend(device.type).supports_dtype(known)
