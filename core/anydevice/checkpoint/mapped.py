@@ -65,7 +65,7 @@ class FileIdentity:
         try:
             found = os.stat(path)
         except (OSError, ValueError) as error:
-            raise cannot_open(path, error) from None
+            raise _cannot_open(path, error) from None
         return cls.from_stat(found, path)
 
     @classmethod
@@ -226,13 +226,13 @@ def _map(path: str) -> tuple[FileIdentity, Any]:
                 return identity, None
             mapping = map_descriptor(file.fileno(), identity.size)
     except (OSError, ValueError) as error:
-        raise cannot_open(path, error) from None
+        raise _cannot_open(path, error) from None
     mapping.path, mapping.identity = path, identity
     mapping.base = torch.frombuffer(mapping, dtype=torch.uint8, count=1).data_ptr()
     return identity, mapping
 
 
-def cannot_open(path: str | os.PathLike[str], error: OSError | ValueError) -> Exception:
+def _cannot_open(path: str | os.PathLike[str], error: OSError | ValueError) -> Exception:
     """The error to raise for a file that the system does not open."""
     if isinstance(error, AnyDeviceError):
         return error
