@@ -6,6 +6,7 @@ import copy
 import json
 import os
 import pickle
+from fractions import Fraction
 
 import pytest
 import torch
@@ -263,7 +264,17 @@ def test_the_environment_is_read_where_the_script_says_nothing(monkeypatch):
         ({"mixed_precision": "fp8"}, "torchao"),
         ({"mixed_precision": "half"}, "'half'.*no, fp16, bf16"),
         ({"gradient_accumulation_steps": 0}, "number from 1"),
-        ({"scheduler_unit": "epochs"}, None),
+        ({"scheduler_unit": "epochs"}, "'epochs': give 'batches' or 'steps'"),
+        ({"dataloader_config": {"split_batches": True}}, "dict: give a .*DataLoaderConfiguration"),
+        ({"project_config": "run"}, "project_config is a str: .*ProjectConfiguration"),
+        ({"fsdp_plugin": {}}, "fsdp_plugin is a dict"),
+        ({"parallelism_config": "tp"}, "parallelism_config is a str"),
+        ({"torch_tp_plugin": 4}, "TorchTensorParallelPlugin"),
+        ({"gradient_accumulation_plugin": 4}, "GradientAccumulationPlugin"),
+        ({"dynamo_plugin": Fraction(1)}, "fractions.Fraction: .*TorchDynamoPlugin"),
+        ({"device_placement": "no"}, "device_placement='no': give True or False"),
+        ({"project_dir": 3}, "project_dir=3"),
+        ({"rng_types": ["tortch"]}, "rng_types: 'tortch'"),
         ({"log_with": "nothing"}, "no tracker 'nothing'.*jsonl"),
         ({"log_with": "tensorboard"}, "project_dir"),
         ({"kwargs_handlers": [3]}, "int is none of"),
@@ -277,17 +288,16 @@ def test_the_environment_is_read_where_the_script_says_nothing(monkeypatch):
     ],
 )
 def test_choices_that_cannot_be_are_refused(options, words):
-    if words is None:
-        accelerator = Accelerator(cpu=True, **options)
-        with pytest.raises(OptionError, match="'epochs'"):
-            accelerator.prepare(torch.optim.lr_scheduler.StepLR(_sgd(), 1))
-        return
     with pytest.raises(AnyDeviceError, match=words):
         Accelerator(cpu=True, **options)
 
 
-def _sgd():
-    return torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
+@pytest.mark.parametrize(
+    ("loss", "words"), [(3.0, "float, and no tensor"), (torch.ones(3), r"\(3,\): .*loss.mean\(\)")]
+)
+def test_a_loss_that_is_no_number_is_refused(loss, words):
+    with pytest.raises(OptionError, match=words):
+        Accelerator(cpu=True).backward(loss)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from anydevice.data import DataLoaderConfiguration
 from anydevice.engines import ParallelismConfig
 from anydevice.errors import OptionError
 from anydevice.handlers import InitProcessGroupKwargs
+from anydevice.training.arguments import check_arguments
 from anydevice.training.compiling import TorchDynamoPlugin
 from anydevice.training.gradients import GradientAccumulationPlugin, GradientState
 from anydevice.training.persistence import AcceleratorPersistence
@@ -101,6 +102,7 @@ class Accelerator(AcceleratorPreparing, AcceleratorStepping, AcceleratorPersiste
         scheduler_unit: SchedulerUnit = "batches",
         engine: str | None = None,
     ) -> None:
+        check_arguments(locals())
         _exclude("dynamo_backend", dynamo_backend, "dynamo_plugin", dynamo_plugin)
         _exclude("deepspeed_plugin", deepspeed_plugin, "deepspeed_plugins", deepspeed_plugins)
         _exclude("parallelism_config", parallelism_config, "torch_tp_plugin", torch_tp_plugin)

@@ -25,6 +25,7 @@ from anydevice.handlers import (
     InitProcessGroupKwargs,
     KwargsHandler,
 )
+from anydevice.training.arguments import kind_of
 from anydevice.training.environment import (
     fsdp_from_environment,
     is_set,
@@ -58,7 +59,7 @@ def read_handlers(handlers: Iterable[Any] | None) -> dict[type, Any]:
         if kind is None:
             names = ", ".join(known.__name__ for known in _HANDLERS)
             note = " (recipes for fp8 are torchao's)" if isinstance(handler, KwargsHandler) else ""
-            raise OptionError(f"kwargs_handlers: {type(handler).__name__} is none of {names}{note}")
+            raise OptionError(f"kwargs_handlers: {kind_of(handler)} is none of {names}{note}")
         if kind in found:
             raise OptionError(f"kwargs_handlers has two {kind.__name__}: give one")
         found[kind] = handler

@@ -94,7 +94,20 @@ class AcceleratorStepping(AcceleratorCore):
                 those of the mean over the items of all accumulated batches of all processes,
                 however many each has. All processes give it, or none.
             **kwargs: for ``loss.backward``.
+
+        Raises:
+            OptionError: ``loss`` is no tensor, or one of several elements without a ``gradient``.
         """
+        if not isinstance(loss, torch.Tensor):
+            raise OptionError(
+                f"backward: the loss is a {type(loss).__name__}, and no tensor. Give what the loss "
+                "function returns, without item() or float()"
+            )
+        if loss.numel() != 1 and kwargs.get("gradient") is None:
+            raise OptionError(
+                f"backward: the loss has shape {tuple(loss.shape)}: give one number, such as "
+                "loss.mean(), or gradient="
+            )
         if num_items is not None:
             loss = loss * self._weigh(num_items)
         elif (steps := self.gradient_state.plugin_kwargs["num_steps"]) != 1:
