@@ -18,7 +18,10 @@ from anydevice_conformance import simulator
 from anydevice_conformance.catalogue import load_catalogue
 from anydevice_conformance.specification import load_specification
 
-pytestmark = pytest.mark.timeout(900)  # the gallery is tried within the first test
+pytestmark = [
+    pytest.mark.timeout(900),  # the gallery is tried within the first test
+    pytest.mark.xdist_group("gallery"),  # and once, not in each worker
+]
 
 ENGINE = Path(__file__).with_name("mutation")
 

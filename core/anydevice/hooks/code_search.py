@@ -8,15 +8,17 @@ module that uses weights of its parts there has all of them where it runs.
 
 from __future__ import annotations
 
-import functools
 import types
-from collections.abc import Iterator
-from typing import Any
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import nn
 
 __all__ = ["needs_all_weights", "runs_in_backward", "uses_host_operators"]
+
+_Functions: TypeAlias = "tuple[tuple[frozenset[str], bool], ...]"
 
 #: Names in the code of who has code of its own run in backward.
 _IN_BACKWARD = frozenset({"checkpoint", "checkpoint_sequential", "apply"})
@@ -68,12 +70,22 @@ def runs_in_backward(module: nn.Module) -> bool:
     return any(names & _IN_BACKWARD for names, _ in _functions_of(kind))
 
 
-@functools.lru_cache(maxsize=4096)
-def _functions_of(kind: type) -> tuple[tuple[frozenset[str], bool], ...]:
+#: Weak: torch's parametrizations make a class for a module, and its functions hold that module.
+_found: Final[weakref.WeakKeyDictionary[type, _Functions]] = weakref.WeakKeyDictionary()
+
+
+def _functions_of(kind: type) -> _Functions:
     """Names in the code of a class's forward, and of the methods and helpers that it calls.
 
     And whether one of the names stands for a function compiled by TorchScript.
     """
+    found = _found.get(kind)
+    if found is None:
+        found = _found[kind] = tuple(_search(kind))
+    return found
+
+
+def _search(kind: type) -> Iterable[tuple[frozenset[str], bool]]:
     package = kind.__module__.partition(".")[0]
     seen: dict[int, tuple[frozenset[str], bool]] = {}
     methods: dict[str, Any] = {}
@@ -92,7 +104,7 @@ def _functions_of(kind: type) -> tuple[tuple[frozenset[str], bool], ...]:
         todo += [methods[name] for name in names if name in methods]
         helpers = (_function(value) for value in used)
         todo += [h for h in helpers if h is not None and h.__module__.partition(".")[0] == package]
-    return tuple(seen.values())
+    return seen.values()
 
 
 def _function(value: Any) -> types.FunctionType | None:

@@ -199,10 +199,20 @@ class PartForward(HookedForward):
         return type(self), (self.__self__, self.group)
 
 
-@functools.lru_cache(maxsize=4096)
+#: Weak: torch's parametrizations make a class for a module, and its functions hold that module.
+_part_functions: weakref.WeakKeyDictionary[type[nn.Module], Callable[..., Any]]
+_part_functions = weakref.WeakKeyDictionary()
+
+
 def _part_function(kind: type[nn.Module]) -> Callable[..., Any]:
     """The function of modules of one class; with its signature."""
+    found = _part_functions.get(kind)
+    if found is None:
+        found = _part_functions[kind] = _make_part_function(kind)
+    return found
 
+
+def _make_part_function(kind: type[nn.Module]) -> Callable[..., Any]:
     @functools.wraps(kind.forward)
     def forward(part: PartForward, /, *args: Any, **kwargs: Any) -> Any:
         if is_compiling() and part.group.is_entered:
