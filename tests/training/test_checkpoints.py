@@ -11,6 +11,9 @@ from safetensors.torch import load_file
 from training import checkpoint_ranks
 from training.loops import HEAVY, Net, fresh
 
+from anydevice import Accelerator
+from anydevice.errors import CheckpointMismatchError, CorruptCheckpointError, OptionError
+
 run_ranks = functools.partial(launch, imports=HEAVY)
 
 
@@ -85,3 +88,40 @@ def test_a_folder_of_the_peer_loads(tmp_path):
     assert schedule.get_last_lr() == scheduler.get_last_lr()
     assert stepping.state_dict()["state"][0]["step"] == 2
     fresh()
+
+
+def _prepared(*sizes):
+    accelerator = Accelerator(cpu=True)
+    model = torch.nn.Sequential(*(torch.nn.Linear(4, size) for size in sizes))
+    accelerator.prepare(model, torch.optim.Adam([*model.parameters()]))
+    return accelerator
+
+
+def test_another_models_checkpoint_is_named(tmp_path):
+    _prepared(4).save_state(tmp_path)
+    with pytest.raises(
+        CheckpointMismatchError, match=r"model\.safetensors.*model 0 \(Sequential\)"
+    ):
+        _prepared(3).load_state(tmp_path)
+    with pytest.raises(CheckpointMismatchError, match=r"Missing key.*1\.weight"):
+        _prepared(4, 2).load_state(tmp_path)
+    with pytest.raises(CheckpointMismatchError, match=r"optimizer\.bin' does not fit optimizer 0"):
+        _prepared(4, 2).load_state(tmp_path, strict=False)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.bin", "random_states_0.pkl"])
+@pytest.mark.parametrize("damage", ["cut", "other bytes", "empty"])
+def test_a_damaged_file_is_named(tmp_path, name, damage):
+    accelerator = _prepared(4)
+    accelerator.save_state(tmp_path)
+    whole = (tmp_path / name).read_bytes()
+    broken = {"cut": whole[: len(whole) // 2], "other bytes": b"junk" * 20, "empty": b""}
+    (tmp_path / name).write_bytes(broken[damage])
+    with pytest.raises(CorruptCheckpointError, match=name):
+        accelerator.load_state(tmp_path)
+
+
+def test_a_file_is_no_place_for_a_checkpoint(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(OptionError, match="is a file"):
+        _prepared(4).save_state(tmp_path / "file")

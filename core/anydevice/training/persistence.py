@@ -86,7 +86,7 @@ class AcceleratorPersistence(AcceleratorLogging):
             The folder.
 
         Raises:
-            OptionError: no folder; an argument that is not there.
+            OptionError: no folder, or a file; an argument that is not there.
             MissingRankError: not all processes call this; the message names each one's line.
         """
         if save_model_func_kwargs:
@@ -112,7 +112,10 @@ class AcceleratorPersistence(AcceleratorLogging):
                     "save_state needs output_dir, or ProjectConfiguration(project_dir=..., "
                     "automatic_checkpoint_naming=True)"
                 )
-            return Path(output_dir).absolute()
+            folder = Path(output_dir).absolute()
+            if folder.is_file():
+                raise OptionError(f"output_dir={str(folder)!r} is a file: give a folder")
+            return folder
         parent = self._checkpoints()
         numbers = [max(folders.next_number(parent), project.iteration)]
         if self.use_distributed:
@@ -145,6 +148,8 @@ class AcceleratorPersistence(AcceleratorLogging):
 
         Raises:
             CheckpointNotFoundError: there is no such folder, or something is not in it.
+            CheckpointMismatchError: a model or optimizer is not the one that was saved.
+            CorruptCheckpointError: a file is damaged.
         """
         project = self.project_configuration
         if input_dir is not None:

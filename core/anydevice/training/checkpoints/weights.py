@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import pickle
+import re
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
 from anydevice.engines import Engine
-from anydevice.errors import CheckpointNotFoundError, OptionError
+from anydevice.errors import (
+    AnyDeviceError,
+    CheckpointMismatchError,
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    OptionError,
+)
 from anydevice.ties import find_tied_parameters
 
 __all__ = [
@@ -23,6 +34,11 @@ __all__ = [
     "save_parts",
     "save_whole",
 ]
+
+#: What a file of `torch.save` begins with: an archive's mark, or before torch 1.6 a pickle's.
+_MARKS: Final = (b"PK", b"\x80")
+#: What torch says of states that do not fit, of a module and of an optimizer.
+_MISFIT: Final = re.compile(r"loading state_dict|loaded state dict|size mismatch")
 
 
 def numbered_name(name: str, index: int) -> str:
@@ -81,17 +97,20 @@ def load_model(
 
     Raises:
         CheckpointNotFoundError: the folder has none for it.
+        CheckpointMismatchError: they are another model's.
+        CorruptCheckpointError: a file is damaged.
     """
     parts = folder / ModelFiles.parts.format(index)
     if parts.is_dir():
         state = engine.state_dict(model, full=False)
         _read_parts({"model": state}, parts)
-        engine.load_state_dict(model, state, strict=strict)
+        with _fitting(parts, f"model {index} ({type(engine.unwrap(model)).__name__})"):
+            engine.load_state_dict(model, state, strict=strict)
         return
     safe = folder / numbered_name(ModelFiles.safe, index)
     plain = folder / numbered_name(ModelFiles.torch_file, index)
     if safe.exists():
-        state = load_file(safe)
+        state = _read_safetensors(safe)
     elif plain.exists():
         state = read_torch(plain)
     else:
@@ -103,7 +122,9 @@ def load_model(
         have = next((name for name in names if name in state), None)
         if have is not None:
             state.update(dict.fromkeys(names, state[have]))
-    engine.load_state_dict(model, state, strict=strict)
+    file = safe if safe.exists() else plain
+    with _fitting(file, f"model {index} ({type(engine.unwrap(model)).__name__})"):
+        engine.load_state_dict(model, state, strict=strict)
 
 
 def load_optimizer(
@@ -113,6 +134,8 @@ def load_optimizer(
 
     Raises:
         CheckpointNotFoundError: the folder has none for it.
+        CheckpointMismatchError: it is another optimizer's.
+        CorruptCheckpointError: a file is damaged.
     """
     parts = folder / ModelFiles.optimizer_parts.format(index)
     whole = folder / numbered_name(ModelFiles.optimizer, index)
@@ -126,11 +149,58 @@ def load_optimizer(
             f"{str(folder)!r} has no state for optimizer {index}: neither {parts.name} nor "
             f"{whole.name}. Prepare as many optimizers, in the same order, as were saved"
         )
-    engine.load_state_dict(model, state, optimizer)
+    with _fitting(parts if parts.is_dir() else whole, f"optimizer {index}"):
+        engine.load_state_dict(model, state, optimizer)
+
+
+@contextmanager
+def _fitting(path: Path, what: str) -> Iterator[None]:
+    """Name the file and what it is loaded into, where torch says that they do not fit."""
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        # A lost process or a lack of memory is a RuntimeError too, and says so itself.
+        if isinstance(error, AnyDeviceError) or not _MISFIT.search(str(error)):
+            raise
+        raise CheckpointMismatchError(
+            f"{str(path)!r} does not fit {what}: {str(error).strip()}\n"
+            "Prepare the same things, in the same order, as when it was saved"
+        ) from error
+
+
+def _read_safetensors(path: Path) -> dict[str, torch.Tensor]:
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise CorruptCheckpointError(_damaged(path, error)) from error
+
+
+def _damaged(path: Path, error: Exception | str) -> str:
+    return (
+        f"{str(path)!r} cannot be read: {error}. If it is damaged, load another checkpoint, or "
+        "copy the file again"
+    )
 
 
 def read_torch(path: Path, **kwargs: Any) -> Any:
-    """A file of `torch.save`, read without running code that it may carry."""
+    """A file of `torch.save`, read without running code that it may carry.
+
+    Raises:
+        CorruptCheckpointError: it is damaged.
+        pickle.UnpicklingError: it carries objects that are not read without ``weights_only=False``.
+    """
+    with path.open("rb") as file:
+        if not file.read(2).startswith(_MARKS):
+            raise CorruptCheckpointError(_damaged(path, "it is no file of torch.save"))
+    try:
+        return _load(path, **kwargs)
+    except (pickle.UnpicklingError, torch.OutOfMemoryError):
+        raise
+    except (RuntimeError, OSError, EOFError, struct.error) as error:
+        raise CorruptCheckpointError(_damaged(path, error)) from error
+
+
+def _load(path: Path, **kwargs: Any) -> Any:
     options: dict[str, Any] = {"map_location": "cpu", "weights_only": True, **kwargs}
     if not options["weights_only"]:
         return torch.load(path, **options)
