@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -117,6 +117,7 @@ def build(program: list[tuple[str, int, int, int]], *, empty: bool) -> Built:
 
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(programs)
+@example([("s", 11, 0, 0), ("s", 0, 0, 0), ("s", 0, 0, 0), ("p", 0, 0, 0), ("o", 19, 3, 0)])
 def test_all_but_parameters_equal_the_plain_build(program):
     plain, empty = build(program, empty=False), build(program, empty=True)
     assert all(p.is_meta for p in empty.parameters())
@@ -146,6 +147,13 @@ def test_all_but_parameters_equal_the_plain_build(program):
         lambda m: torch.randn(70, dtype=torch.bfloat16),
         lambda m: torch.poisson(torch.full((4,), 3.0)),
         lambda m: torch.tensor([[3.0] * 20]).normal_(),
+        lambda m: torch.bernoulli(torch.rand(4)),
+        lambda m: torch.normal(torch.rand(4), torch.ones(4), out=torch.empty(4)),
+        lambda m: nn.functional.rrelu(torch.rand(4) - 0.5, training=True),
+        lambda m: torch.multinomial(torch.rand(9), 5),
+        lambda m: torch.distributions.Beta(torch.rand(4), torch.ones(4)).sample(),
+        lambda m: torch.quasirandom.SobolEngine(3, scramble=True).draw(4),
+        lambda m: torch.nested.nested_tensor([torch.rand(2, 3), torch.rand(1, 3)]).unbind()[1],
         lambda m: torch.arange(9)[torch.arange(9) % 2 == 0],
         lambda m: nn.init.trunc_normal_(m.bias, std=0.3).detach().clone(),
         lambda m: torch.fft.fft(torch.arange(4.0)).conj(),

@@ -5,8 +5,9 @@ A dispatch mode of torch sees each operation, with a schema that says what it wr
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -89,8 +90,9 @@ class OperationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if log.is_off:
             return func(*args, **kwargs)
         traits = _traits(func)
-        if traits.takes_device and kwargs.get("device") == _META:
-            kwargs["device"] = _CPU  # asked for with the device of a parameter
+        if traits.takes_device:  # meta: asked for with the device of a parameter, or of the log
+            args = tuple(map(_on_host, args))
+            kwargs = {name: _on_host(value) for name, value in kwargs.items()}
         tensors = [*flat_tensors(args), *flat_tensors(list(kwargs.values()))]
         known = [tensor for tensor in tensors if tensor in log]
         if not log.is_eager and (known or (not tensors and _is_put_off(traits, kwargs))):
@@ -99,6 +101,8 @@ class OperationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             except NeedsValues:
                 if log.calls:
                     raise
+        if traits.draws and log.calls and not log.is_eager:
+            raise NeedsValues  # a call that runs once more must not draw twice
         if known:
             args = tuple(_map_flat(self._value, arg) for arg in args)
             kwargs = {name: _map_flat(self._value, value) for name, value in kwargs.items()}
@@ -146,7 +150,8 @@ class OperationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             real_kwargs["device"], kwargs = _CPU, {**kwargs, "device": _META}
         if traits.takes_pin_memory:
             real_kwargs["pin_memory"] = kwargs["pin_memory"] = False
-        result = args[0] if traits.fills else _on_meta(func, args, kwargs, stand_ins)
+        with _undrawn(args, real_kwargs) if traits.draws else contextlib.nullcontext():
+            result = args[0] if traits.fills else _on_meta(func, args, kwargs, stand_ins)
         results = list(flat_tensors(result))
         if not all(_is_simple(tensor) for tensor in results):
             raise NeedsValues
@@ -166,6 +171,10 @@ class OperationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 )
             )
         return result
+
+
+def _on_host(argument: Any) -> Any:
+    return _CPU if isinstance(argument, torch.device) and argument == _META else argument
 
 
 def _is_simple(tensor: torch.Tensor) -> bool:
@@ -188,6 +197,18 @@ def _on_meta(
         return func(*args, **kwargs)
     except Exception:  # noqa: BLE001 - no meta kernel, or values are needed: a real run tells
         raise NeedsValues from None
+
+
+@contextlib.contextmanager
+def _undrawn(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[None]:
+    """Leave generators as they are: some operations draw from the host's even on meta."""
+    generators = {torch.default_generator, _generator(args, kwargs)}
+    states = [(generator, generator.get_state()) for generator in generators]
+    try:
+        yield
+    finally:
+        for generator, state in states:
+            generator.set_state(state)
 
 
 def _is_put_off(traits: _Traits, kwargs: Mapping[str, Any]) -> bool:
