@@ -19,10 +19,12 @@ import contextlib
 import doctest
 import functools
 import io
+import os
 import re
 import shlex
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
 
 import pytest
 from warm import run_python
@@ -42,11 +44,6 @@ BLOCK = re.compile(
     r"|^<!-- test:(?P<hidden>.*?)-->",
     flags=re.DOTALL | re.MULTILINE,
 )
-#: Pages whose blocks do not run yet. One that does must leave this list.
-PENDING = {
-    "docs/big_models.md",
-    "docs/placement.md",
-}
 NEW_PROCESS = "# new process"
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 LANGUAGES = {"python", "pycon", "console", "sh", "text", "toml", "yaml", "json", "make", "hidden"}
@@ -121,16 +118,18 @@ def check_shell(block, where):
             assert ended.value.code == 0, f"{where}: {line}"
 
 
-def parameter(page):
-    name = page.relative_to(ROOT).as_posix()
-    marks = [pytest.mark.xfail(strict=True, reason="not yet")] if name in PENDING else []
-    return pytest.param(page, id=name, marks=marks)
+@pytest.fixture
+def own_environment():
+    """What a page sets in the environment is gone after it."""
+    with mock.patch.dict(os.environ):
+        yield
 
 
-@pytest.mark.parametrize("page", [parameter(page) for page in PAGES])
+@pytest.mark.usefixtures("own_environment")
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_blocks_run_and_print_what_the_page_says(page, sim, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    names = {"__name__": "__main__"}
+    names = {"__name__": "__main__", "__file__": str(page)}
     printed, new_process = "", False
     for block in blocks_of(page.read_text(encoding="utf-8")):
         where = f"{page.relative_to(ROOT)}:{block.line}"

@@ -53,7 +53,7 @@ def store_weights(
     ]
     if to_write and offload_dir is None:
         raise ModelError(
-            f"{list_some([w.names[0] for w in to_write])} shall rest on the disk and must be "
+            f"{list_some([w.names[0] for w in to_write])} are placed on the disk and must be "
             "written there: give offload_dir (offload_folder), the folder for it"
         )
     check_memory(weights)
