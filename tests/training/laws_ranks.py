@@ -344,9 +344,46 @@ def dispatched_models(rank, size, folder):
     assert accelerator.verify_device_map(model)
     on_disk = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
     on_disk = dispatch_model(on_disk, {"0": "sim:0", "1": "disk"}, offload_dir=folder)
-    with fails(ModelError, "disk"):
+    with fails(ModelError, "'1.weight', '1.bias' rest on the disk"):
         accelerator.prepare(on_disk)
+    on_disk.requires_grad_(False)
+    on_disk[1] = Adapted(on_disk[1])
+    adapter = on_disk[1].adapter.weight
+    before = adapter.detach().clone()
+    model, optimizer = accelerator.prepare(Around(on_disk), torch.optim.SGD([adapter], lr=0.1))
+    accelerator.backward(model(torch.ones(4, 2)).sum())
+    optimizer.step()
+    assert not torch.equal(adapter, before)
     return True
+
+
+class Adapted(nn.Module):
+    """A frozen layer, and one beside it that is trained."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+        self.adapter = nn.Linear(3, 1)
+
+    def forward(self, x):
+        return self.layer(x) + self.adapter(x)
+
+
+class Around(nn.Module):
+    """A model in another one that passes its attributes on, as peft's do."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base = base
+
+    def __getattr__(self, name):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.base, name)
+
+    def forward(self, x):
+        return self.base(x)
 
 
 def sharding_options(rank, size):

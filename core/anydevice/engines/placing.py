@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from anydevice.checkpoint.mapped import backing_of
 from anydevice.errors import ModelError
 from anydevice.processes import PartialState
 
@@ -33,14 +34,33 @@ def check_placement(model: nn.Module, state: PartialState) -> bool:
             "without a device_map; or shard it over the processes: "
             "Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin())"
         )
-    disk = [name for name, device in places.items() if device == "disk"]
-    if disk and any(p.requires_grad for p in model.parameters()):
+    fixed = _trained_on_disk(model, places)
+    if fixed:
         raise ModelError(
-            f"weights of {', '.join(repr(n) for n in disk[:3])} rest on the disk, where an "
+            f"{', '.join(map(repr, fixed[:3]))} rest on the disk, where an "
             "optimizer cannot change them. Freeze them (requires_grad_(False)), as for adapters; "
             'or dispatch without "disk"'
         )
     return True
+
+
+def _trained_on_disk(model: nn.Module, places: dict[str, str]) -> list[str]:
+    """Names of trainable weights in files; adapters beside frozen ones there are in memory."""
+    # The dispatched model may stand in another one, such as peft's.
+    owner = next((m for m in model.modules() if "hf_device_map" in vars(m)), model)
+    return [
+        name
+        for name, parameter in owner.named_parameters()
+        if parameter.requires_grad
+        and _place_of(name, places) == "disk"
+        and backing_of(parameter) is not None
+    ]
+
+
+def _place_of(name: str, places: dict[str, str]) -> str | None:
+    while name not in places and name:
+        name = name.rpartition(".")[0]
+    return places.get(name)
 
 
 def place_optimizer(optimizer: torch.optim.Optimizer) -> None:
