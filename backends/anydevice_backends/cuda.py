@@ -28,6 +28,7 @@ class CudaBackend(DeviceBackend):
     """
 
     device_type = "cuda"
+    interface_version = "1.1"
     kind = "gpu"
     capabilities = Capabilities(
         caching_allocator=True,

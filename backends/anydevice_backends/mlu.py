@@ -17,6 +17,7 @@ class MluBackend(DeviceBackend):
     """
 
     device_type = "mlu"
+    interface_version = "1.1"
     torch_package = "torch_mlu"
     capabilities = Capabilities(
         caching_allocator=True,

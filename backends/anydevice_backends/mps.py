@@ -16,6 +16,7 @@ class MpsBackend(DeviceBackend):
     """``torch.mps`` has no streams, no ``mem_get_info``, and functions that take no device."""
 
     device_type = "mps"
+    interface_version = "1.1"
     capabilities = Capabilities(caching_allocator=True, unified_memory=True, device_rng=True)
     # Plain RuntimeErrors; the second is Metal's limit for one tensor.
     # https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/mps/MPSAllocator.mm

@@ -19,6 +19,7 @@ class NpuBackend(DeviceBackend):
     """
 
     device_type = "npu"
+    interface_version = "1.1"
     torch_package = "torch_npu"
     capabilities = Capabilities(
         caching_allocator=True,

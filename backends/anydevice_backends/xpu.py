@@ -20,6 +20,7 @@ class XpuBackend(DeviceBackend):
     """Integrated ones do not tell their free memory, and some have no 64-bit floating point."""
 
     device_type = "xpu"
+    interface_version = "1.1"
     capabilities = Capabilities(
         caching_allocator=True,
         streams=True,
