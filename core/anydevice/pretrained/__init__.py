@@ -133,7 +133,7 @@ def from_pretrained(
     building: dict[str, Any] = {"trust_remote_code": True} if trust_remote_code else {}
     if attn_implementation is not None:
         building["attn_implementation"] = attn_implementation
-    method = method_of(quantization_config) or method_of(config)
+    method = method_of(config) or method_of(quantization_config)
     if method is not None:
         if quantization_config is not None:
             building["quantization_config"] = quantization_config
