@@ -110,7 +110,7 @@ if TYPE_CHECKING:
     from anydevice.memory import find_executable_batch_size
     from anydevice.placement import Placement, infer_auto_device_map
     from anydevice.pretrained import from_pretrained
-    from anydevice.processes import DistributedType, PartialState
+    from anydevice.processes import DDPCommunicationHookType, DistributedType, PartialState
     from anydevice.randomness import synchronize_rng_states
     from anydevice.registry import available_devices, get_backend, list_backends
     from anydevice.training import (
@@ -140,6 +140,7 @@ _HOMES = {
     "AnyDeviceError": "errors",
     "AutocastKwargs": "handlers",
     "Capabilities": "backend",
+    "DDPCommunicationHookType": "processes",
     "DataLoaderConfiguration": "data",
     "DeviceBackend": "backend",
     "DistributedDataParallelKwargs": "engines",
@@ -187,6 +188,7 @@ __all__ = [
     "AnyDeviceError",
     "AutocastKwargs",
     "Capabilities",
+    "DDPCommunicationHookType",
     "DataLoaderConfiguration",
     "DeepSpeedPlugin",
     "DeviceBackend",

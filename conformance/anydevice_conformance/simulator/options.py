@@ -104,7 +104,12 @@ def parse_options(text: str) -> Options:
                 f"cannot read {part.strip()!r}: write name=value, separated by commas, with the "
                 f"names {', '.join(_READERS)}"
             )
-        given[name] = _READERS[name](value)
+        try:
+            given[name] = _READERS[name](value)
+        except ValueError as error:
+            kind = {int: "a whole number", float: "a number"}.get(_READERS[name])
+            why = f"{value!r} is not {kind}" if kind else error
+            raise ValueError(f"{name}={value}: {why}") from None
     if not 1 <= given.get("devices", 1) <= _MOST_DEVICES:
         raise ValueError(f"devices={given['devices']}: there can be 1 to {_MOST_DEVICES}")
     return Options(**given)
