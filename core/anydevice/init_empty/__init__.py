@@ -45,6 +45,10 @@ def init_empty_weights(include_buffers: bool | None = None) -> Iterator[None]:
     if a buffer needed random numbers, else as before. The context holds for this thread only. Load
     the weights with `load_checkpoint_and_dispatch`.
 
+    Random buffers are not those of a plain build where code inside reads a generator's state
+    (``torch.get_rng_state``), or puts a generator back to a state from which it has already drawn
+    inside (the same seed twice): draws are put off, and torch tells nobody of either.
+
     Args:
         include_buffers: whether buffers are empty too. By default they are real, since those that
             are not in a checkpoint could not be recovered.
