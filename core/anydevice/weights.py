@@ -22,6 +22,7 @@ __all__ = [
     "find_slot",
     "iter_modules",
     "iter_slots",
+    "require_module",
     "scales_weight",
 ]
 
@@ -74,6 +75,18 @@ def scales_weight(slot: Slot) -> bool:
         p is not None and p.dtype.itemsize == 1 and p.dim() > 1
         for p in slot.module._parameters.values()
     )
+
+
+def require_module(model: object) -> None:
+    """Refuse what is no model, before it is worked with.
+
+    Raises:
+        ModelError: it is none.
+    """
+    if not isinstance(model, nn.Module):
+        raise ModelError(
+            f"the model is a {type(model).__name__}, and no torch.nn.Module: build or load it first"
+        )
 
 
 def iter_modules(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:

@@ -761,3 +761,21 @@ def test_a_lone_module_is_dispatched_again_with_its_buffers(sim, again):
     again(model)
     assert model.running_mean.device.type == "sim"
     assert torch.allclose(model(X.to("sim:0")).cpu(), wanted)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda folder: anydevice.dispatch_model("model", "cpu"),
+        lambda folder: anydevice.cpu_offload("model"),
+        lambda folder: anydevice.cpu_offload_with_hook("model"),
+        lambda folder: anydevice.disk_offload("model", folder),
+        lambda folder: anydevice.undispatch("model", "cpu"),
+        lambda folder: anydevice.infer_auto_device_map("model"),
+        lambda folder: anydevice.load_checkpoint_in_model("model", folder),
+        lambda folder: anydevice.load_checkpoint_and_dispatch("model", folder, device_map="auto"),
+    ],
+)
+def test_what_is_no_model_is_refused(tmp_path, call):
+    with pytest.raises(anydevice.errors.ModelError, match="the model is a str"):
+        call(tmp_path)

@@ -25,6 +25,7 @@ from anydevice.placement import (
     place_model,
 )
 from anydevice.ties import Weight, list_weights
+from anydevice.weights import require_module
 
 __all__ = ["load_checkpoint_and_dispatch"]
 
@@ -110,6 +111,7 @@ def load_checkpoint_and_dispatch(
         OptionError, BudgetError, DeviceMapError, UnknownDeviceError, DoesNotFitError, ModelError:
             see `dispatch_model`.
     """
+    require_module(model)
     request = LoadRequest(
         checkpoint,
         dtype,

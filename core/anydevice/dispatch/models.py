@@ -27,7 +27,7 @@ from anydevice.placement import (
     place_model,
 )
 from anydevice.transfer import Engine, read_prefetch_depth
-from anydevice.weights import iter_modules
+from anydevice.weights import iter_modules, require_module
 
 __all__ = ["HookOptions", "dispatch_model", "dispatch_offloaded", "hook_placed"]
 
@@ -108,6 +108,7 @@ def dispatch_model(
         model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
         dispatch_model(model, {"0": "cpu", "1": "disk"}, offload_dir="offload")
     """
+    require_module(model)
     hooking = HookOptions(
         skip_keys,
         preload_module_classes or (),

@@ -12,6 +12,7 @@ from anydevice.devices import CPU, DISK, Device, DeviceLike, resolve_device
 from anydevice.dispatch.models import dispatch_offloaded
 from anydevice.hooks import CpuOffload, UserCpuOffloadHook, add_hook_to_module
 from anydevice.modules import own_device
+from anydevice.weights import require_module
 
 __all__ = ["cpu_offload", "cpu_offload_with_hook", "disk_offload"]
 
@@ -38,6 +39,7 @@ def cpu_offload(
     Raises:
         UnknownDeviceError, ModelError, DoesNotFitError: see `dispatch_model`.
     """
+    require_module(model)
     return dispatch_offloaded(
         model,
         CPU,
@@ -72,6 +74,7 @@ def disk_offload(
         OffloadStoreError: the folder holds another model's weights, or cannot be written.
         UnknownDeviceError, ModelError, DoesNotFitError: see `dispatch_model`.
     """
+    require_module(model)
     return dispatch_offloaded(
         model,
         DISK,
@@ -103,6 +106,7 @@ def cpu_offload_with_hook(
     Raises:
         UnknownDeviceError: the device is not here.
     """
+    require_module(model)
     if execution_device is not None:
         resolve_device(execution_device)
     hook = CpuOffload(execution_device, prev_module_hook)

@@ -16,7 +16,7 @@ from anydevice.sizes import tensor_bytes
 from anydevice.tensors import move_tensor
 from anydevice.text import format_bytes
 from anydevice.ties import Weight, gather_weights
-from anydevice.weights import iter_slots
+from anydevice.weights import iter_slots, require_module
 
 __all__ = ["get_state_dict_offloaded_model", "undispatch"]
 
@@ -43,6 +43,7 @@ def undispatch(model: nn.Module, device: DeviceLike = "cpu") -> nn.Module:
         DeviceMapError: the device is the disk, or meta.
         ModelError: a weight is on meta.
     """
+    require_module(model)
     place = resolve_device(device)
     if not (place.is_accelerator or place == CPU):
         raise DeviceMapError(f"a model cannot run on {place}: name the host or an accelerator")

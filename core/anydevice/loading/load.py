@@ -23,7 +23,7 @@ from anydevice.loading.progress import Progress
 from anydevice.placement import Headroom, PlacementOptions, check_form, place_model
 from anydevice.text import require_text
 from anydevice.ties import Weight, list_weights, place_weights
-from anydevice.weights import Slot
+from anydevice.weights import Slot, require_module
 
 __all__ = ["LoadRequest", "load_checkpoint_in_model", "load_placed"]
 
@@ -115,6 +115,7 @@ def load_checkpoint_in_model(
         MissingRankError: with ``broadcast_from_rank0``, a rank does not call this function within
             the timeout of the process group, or has ended.
     """
+    require_module(model)
     request = LoadRequest(
         checkpoint,
         dtype,

@@ -27,6 +27,7 @@ from anydevice.placement.tied_groups import onload_bytes
 from anydevice.sizes import DtypeLike, dtype_bits
 from anydevice.text import format_bytes
 from anydevice.ties import Weight, list_weights
+from anydevice.weights import require_module
 
 __all__ = ["STRATEGIES", "check_form", "infer_auto_device_map", "resolve_device_map"]
 
@@ -161,6 +162,7 @@ def check_form(device_map: str | DeviceLike | Mapping[str, DeviceLike]) -> None:
 def _planned(
     model: nn.Module, strategy: str, options: PlacementOptions, *, clean: bool
 ) -> Placement:
+    require_module(model)
     budgets = read_budgets(options.max_memory, options.headroom, options.disk)
     accelerators = [b for b in budgets if b.device.is_accelerator and b.size]
     host = next((b for b in budgets if b.device == CPU and b.size), None)
