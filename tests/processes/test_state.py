@@ -262,7 +262,9 @@ def test_launchers(launcher, tmp_path):
             if launcher == "mpi"
             else ("SLURM_PROCID", "SLURM_NTASKS")
         )
-        own = {"SLURM_JOB_ID": str(os.getpid())} if launcher == "slurm" else {}
+        own = {"MASTER_PORT": str(free_port())}
+        if launcher == "slurm":  # the port follows from the job
+            own = {"SLURM_JOB_ID": str(os.getpid())}
         processes = [
             subprocess.Popen(
                 python,

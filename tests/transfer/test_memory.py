@@ -238,6 +238,7 @@ def readers():
 def test_a_model_that_is_deleted_while_weights_travel_is_gone(sim, mode, pinned):
     sim.configure(devices=1, memory="64MiB", mode=mode, **({"h2d": 20} if mode == "thread" else {}))
     gc.collect()
+    others = readers()
     pinned_before = sim.pinned_bytes()
     model = Offloaded(make_blocks(5), prefetch_depth=3, pin_budget=None if pinned else 0)
     with torch.no_grad(), model.groups[0].call():
@@ -245,7 +246,7 @@ def test_a_model_that_is_deleted_while_weights_travel_is_gone(sim, mode, pinned)
     assert model.engine._prefetcher._ahead
     gone = [weakref.ref(p) for b in model.blocks for p in b.parameters()]
     gone += [weakref.ref(model.engine), *(weakref.ref(u) for u in model.groups)]
-    threads = readers()
+    threads = [thread for thread in readers() if thread not in others]
     del model
     gc.collect()
     for thread in threads:
@@ -255,7 +256,7 @@ def test_a_model_that_is_deleted_while_weights_travel_is_gone(sim, mode, pinned)
     assert [r() for r in gone if r() is not None] == []
     assert torch.sim.memory_allocated(0) == 0
     assert sim.pinned_bytes() == pinned_before
-    assert readers() == []
+    assert set(readers()) <= set(others)
 
 
 def test_closing_gives_everything_back_and_the_engine_works_on(sim, make, x):

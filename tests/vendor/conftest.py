@@ -39,7 +39,10 @@ class Environment:
     def uninstall(self, name):
         pip("--python", self.python, "uninstall", "--yes", name)
 
-    def run(self, code, *, flags=("-W", "error"), **environment):
+    #: Warnings are errors, but for the one that a busy machine brings: a count that takes seconds.
+    FLAGS = ("-W", "error", "-W", "ignore:the backend of")
+
+    def run(self, code, *, flags=FLAGS, **environment):
         """Run Python there; what it printed, read as JSON where it is."""
         env = {k: v for k, v in os.environ.items() if not k.startswith("ANYDEVICE_")}
         env |= environment
