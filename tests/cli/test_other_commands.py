@@ -100,6 +100,21 @@ def test_version_typos_and_help_need_no_torch():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("words", [["--help"], ["launch", "--help-all"], ["config", "--help"]])
+def test_the_program_imports_no_torch_for_its_help(words):
+    """Of the whole process, from the interpreter's start: ``--help`` costs less than torch."""
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "anydevice", *words],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "anydevice" in done.stdout
+    imported = {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines()}
+    assert "anydevice.cli" in imported
+    assert {name.split(".")[0] for name in imported}.isdisjoint({"torch", "transformers", "numpy"})
+
+
 @pytest.mark.parametrize("words", [["--help"], ["launch", "--help"], ["run", "--help"]])
 def test_help_fits_a_screen(capsys, words):
     with contextlib.suppress(SystemExit):

@@ -6,10 +6,19 @@ import os
 from collections.abc import Callable
 from typing import Any, Final
 
-from anydevice.engines import FullyShardedDataParallelPlugin, ParallelismConfig
+from anydevice.engines import (
+    DeepSpeedPlugin,
+    FullyShardedDataParallelPlugin,
+    ParallelismConfig,
+)
 from anydevice.errors import OptionError
 
-__all__ = ["fsdp_from_environment", "is_set", "parallelism_from_environment"]
+__all__ = [
+    "deepspeed_from_environment",
+    "fsdp_from_environment",
+    "is_set",
+    "parallelism_from_environment",
+]
 
 _TRUE: Final = frozenset({"1", "true", "yes", "on", "y", "t"})
 
@@ -52,6 +61,30 @@ _FSDP: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
     "FSDP_ACTIVATION_CHECKPOINTING": ("activation_checkpointing", _flag),
     "FSDP_IGNORED_MODULES": ("ignored_modules", str),
 }
+_DEEPSPEED: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
+    "ACCELERATE_DEEPSPEED_CONFIG_FILE": ("hf_ds_config", str),
+    "ACCELERATE_DEEPSPEED_ZERO_STAGE": ("zero_stage", int),
+    "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": ("offload_optimizer_device", str),
+    "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE": ("offload_param_device", str),
+    "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_NVME_PATH": ("offload_optimizer_nvme_path", str),
+    "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_NVME_PATH": ("offload_param_nvme_path", str),
+    "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL": ("zero3_save_16bit_model", _flag),
+    "ACCELERATE_GRADIENT_CLIPPING": ("gradient_clipping", float),
+}
+
+
+def _read(table: dict[str, tuple[str, Callable[[str], Any]]]) -> dict[str, Any]:
+    """The arguments that variables give."""
+    given: dict[str, Any] = {}
+    for variable, (argument, read) in table.items():
+        text = os.environ.get(variable, "")
+        if not text or text.lower() == "none":
+            continue
+        try:
+            given[argument] = read(text)
+        except ValueError as error:
+            raise OptionError(f"{variable}={text!r} in the environment: {error}") from error
+    return given
 
 
 def fsdp_from_environment() -> FullyShardedDataParallelPlugin | None:
@@ -62,15 +95,7 @@ def fsdp_from_environment() -> FullyShardedDataParallelPlugin | None:
     """
     if not is_set("ACCELERATE_USE_FSDP"):
         return None
-    given: dict[str, Any] = {}
-    for variable, (argument, read) in _FSDP.items():
-        text = os.environ.get(variable, "")
-        if not text or text.lower() == "none":
-            continue
-        try:
-            given[argument] = read(text)
-        except ValueError as error:
-            raise OptionError(f"{variable}={text!r} in the environment: {error}") from error
+    given = _read(_FSDP)
     if given.get("auto_wrap_policy") == "size_based_wrap":
         given.setdefault("min_num_params", 100_000_000)
         given.pop("transformer_cls_names_to_wrap", None)
@@ -79,6 +104,15 @@ def fsdp_from_environment() -> FullyShardedDataParallelPlugin | None:
     if given.get("auto_wrap_policy") == "no_wrap":
         given.pop("transformer_cls_names_to_wrap", None)
     return FullyShardedDataParallelPlugin(**given)
+
+
+def deepspeed_from_environment() -> DeepSpeedPlugin | None:
+    """The plugin that the launcher asks for; None where it asks for none.
+
+    Raises:
+        OptionError: a value that cannot be read, or that DeepSpeed does not know.
+    """
+    return DeepSpeedPlugin(**_read(_DEEPSPEED)) if is_set("ACCELERATE_USE_DEEPSPEED") else None
 
 
 def parallelism_from_environment() -> ParallelismConfig | None:

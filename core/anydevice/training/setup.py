@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -27,8 +26,8 @@ from anydevice.handlers import (
 )
 from anydevice.training.arguments import kind_of
 from anydevice.training.environment import (
+    deepspeed_from_environment,
     fsdp_from_environment,
-    is_set,
     parallelism_from_environment,
 )
 from anydevice.training.profiling import ProfileKwargs
@@ -83,10 +82,9 @@ def build_engine(
     parallel: ParallelismConfig | None = plugins["parallel"] or parallelism_from_environment()
     if fsdp is not None:
         options[FullyShardedDataParallelPlugin] = fsdp
-    if plugins["deepspeed"] is None and is_set("ACCELERATE_USE_DEEPSPEED"):
-        file = os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE") or None
-        plugins = {**plugins, "deepspeed": DeepSpeedPlugin(hf_ds_config=file)}
-        state.deepspeed_plugin = plugins["deepspeed"]
+    if plugins["deepspeed"] is None and (deepspeed := deepspeed_from_environment()) is not None:
+        plugins = {**plugins, "deepspeed": deepspeed}
+        state.deepspeed_plugin = deepspeed
     for plugin in (plugins["deepspeed"], plugins["megatron"]):
         if plugin is not None:
             options[type(plugin)] = plugin
