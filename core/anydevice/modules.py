@@ -133,11 +133,15 @@ def extract_model_from_parallel(
 ) -> nn.Module:
     """Take a model out of the wrappers of torch's own parallel and compile packages.
 
+    ``model`` itself stays as it is.
+
     Args:
         model: perhaps wrapped in ``DataParallel``, ``DistributedDataParallel`` or
             ``torch.compile``.
         keep_fp32_wrapper: accepted for compatibility; no module's own forward is wrapped.
-        keep_torch_compile: give the compiled module back, around what was taken out.
+        keep_torch_compile: where ``model`` is compiled, give a compiled module around what was
+            taken out: ``model`` itself where that is what it holds, else another with the same
+            options.
         recursive: take submodules out of such wrappers too, in place.
     """
     compiled = model if hasattr(model, "_orig_mod") else None
@@ -155,10 +159,12 @@ def extract_model_from_parallel(
                 if inner is not child:
                     setattr(parent, name, inner)
                 stack.append(inner)
-    if compiled is not None and keep_torch_compile:
-        compiled._orig_mod = model
+    if compiled is None or not keep_torch_compile:
+        return model
+    if compiled._orig_mod is model:
         return compiled
-    return model
+    # As torch copies a compiled module; to change this one would take its user's wrapper away.
+    return type(compiled)(model, compiled.dynamo_ctx)
 
 
 def is_compiled_module(module: Any) -> bool:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import ast
+import copy
 import os
 import random
 import signal
 import sys
+import threading
 import traceback
 from pathlib import Path
+from unittest import mock
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
-from training.loops import close, data, fails, fresh, make, plain_loop, prepared_loop
+from training.loops import close, data, fails, fresh, make, parts, plain_loop, prepared_loop
 
 from anydevice.data import DataLoaderConfiguration
-from anydevice.errors import CheckpointNotFoundError, OptionError
+from anydevice.errors import CheckpointError, CheckpointNotFoundError, OptionError
 from anydevice.training import Accelerator, ProjectConfiguration
+from anydevice.training.checkpoints.folders import Writing
 
 GLOBAL = 8  # samples in one optimizer step, on any number of ranks
 STOP = 3  # optimizer steps before stopping: two epochs have four
@@ -186,6 +190,100 @@ def hooks_take_over(rank, size, folder):
         a.load_state(where)
     del model
     return True
+
+
+def in_the_background(rank, size, folder, cpu):
+    """An asynchronous save keeps what was, names its folder last, and tells of its errors."""
+    for engine in ("ddp", "fsdp2") if size > 1 else ("single",):
+        fresh()
+        _save_in_the_background(make(engine, cpu=cpu), Path(folder) / f"{engine}-{size}")
+    return True
+
+
+def _save_in_the_background(a, where):
+    model, optimizer = parts()
+    model, optimizer = a.prepare(model, optimizer)
+    second = a.prepare(nn.Linear(4, 4))
+    x = torch.ones(2, 4, device=a.device)
+    a.backward(model(x).sum() + second(x).sum())
+    optimizer.step()
+    wanted = [{k: v.clone() for k, v in a.get_state_dict(m).items()} for m in (model, second)]
+    moments = copy.deepcopy(a.engine.state_dict(model, optimizer, full=True))
+    events, gate = [], threading.Event()
+    begin, commit = Writing.begin, Writing.commit
+
+    def gated(writing):
+        assert gate.wait(60)
+        commit(writing)
+        events.append(("complete", writing.folder.name))
+
+    def noted(writing):
+        events.append(("begin", writing.folder.name))
+        begin(writing)
+
+    def spoil():
+        with torch.no_grad():
+            for parameter in (*model.parameters(), *second.parameters()):
+                parameter.zero_()
+        for state in optimizer.state.values():
+            state["exp_avg"].zero_()
+
+    with mock.patch.multiple(Writing, begin=noted, commit=gated):
+        assert a.save_state(where / "1", asynchronous=True) == str(where / "1")
+        assert not (where / "1").exists()
+        spoil()  # training goes on: what is written was copied
+        a.reduce(x)  # and its collectives do not mix with the background's
+        timer = threading.Timer(0.3, gate.set)
+        timer.start()
+        a.save_state(where / "2", asynchronous=True)
+        a.wait_for_save()
+    names = ["1", "2"] if a.is_main_process else []
+    assert events == [(event, name) for name in names for event in ("begin", "complete")], events
+    a.load_state(where / "1")
+    for each, weights in zip((model, second), wanted, strict=True):
+        for name, value in a.get_state_dict(each).items():
+            assert torch.equal(value, weights[name]), name
+    again = a.engine.state_dict(model, optimizer, full=True)
+    torch.testing.assert_close(again.get("state"), moments.get("state"), rtol=0, atol=0)
+    a.wait_for_everyone()
+
+    with mock.patch.object(Writing, "commit", side_effect=OSError("no room on it")):
+        a.save_state(where / "1", asynchronous=True)
+        with fails(CheckpointError, "rank 0", "no room on it", "'1'"):
+            a.save_state(where / "3")
+    a.load_state(where / "1")  # as it was
+    with fails(OptionError, "asynchronous"):
+        a.save_state(where / "3", safe_serialization=False, asynchronous=True)
+    assert sorted(p.name for p in where.iterdir()) == ["1", "2"]
+    a.save_state(where / "1")  # another layout in the same folder: the last one counts
+    spoil()
+    a.save_state(where / "1", asynchronous=True)
+    a.load_state(where / "1")
+    assert not any(value.any() for value in a.get_state_dict(second).values())
+    a.wait_for_everyone()
+
+
+def the_end_waits(rank, size, folder):
+    """`end_training` waits; the oldest checkpoint goes when the newest is complete."""
+    fresh()
+    project = ProjectConfiguration(folder, automatic_checkpoint_naming=True, total_limit=1)
+    a = Accelerator(cpu=True, project_config=project)
+    a.prepare(nn.Linear(2, 2))
+    gate, commit = threading.Event(), Writing.commit
+
+    def gated(writing):
+        assert gate.wait(60)
+        commit(writing)
+
+    a.save_state()
+    with mock.patch.object(Writing, "commit", gated):
+        a.save_state(asynchronous=True)
+        a.wait_for_everyone()
+        before = sorted(p.name for p in (Path(folder) / "checkpoints").glob("checkpoint_*"))
+        a.wait_for_everyone()
+        gate.set()
+        a.end_training()
+    return before, sorted(p.name for p in (Path(folder) / "checkpoints").iterdir())
 
 
 def kills(rank, size, folder, most):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 
 import torch
-from training.loops import BATCH, close, fresh, make, plain_loop, prepared_loop
+from training.loops import BATCH, STEPS, close, fresh, make, plain_loop, prepared_loop
 
 CASES = [
     ("ddp", "no", 1),
@@ -34,6 +34,16 @@ FEW = [
     ("tp", "no", 1),
     ("tp+fsdp2", "no", 2),
 ]
+#: Each engine once over all steps; what else a case varies shows in the first epochs.
+LONG = [
+    ("ddp", "no", 1),
+    ("fsdp2", "no", 1),
+    ("hsdp", "no", 1),
+    ("tp", "no", 2),
+    ("tp+fsdp2", "no", 2),
+]
+#: Three epochs or more.
+SHORT_STEPS = 6
 
 
 def all_engines(rank, size, cpu):
@@ -48,8 +58,10 @@ def all_engines(rank, size, cpu):
         try:
             accelerator = make(engine, precision, accumulation, cpu=cpu)
             together = 1 if engine == "tp" else size // 2 if engine == "tp+fsdp2" else size
-            wanted = plain_loop(BATCH * together * accumulation)
-            found = prepared_loop(accelerator)
+            steps = STEPS if (engine, precision, accumulation) in LONG else SHORT_STEPS
+            wanted = plain_loop(BATCH * together * accumulation, steps)
+            found = prepared_loop(accelerator, steps=steps)
+            assert len(found[0]) == steps
             close(found, wanted, 2e-4 if precision == "no" else 0.05)
             if accelerator.is_main_process:
                 assert found[1]

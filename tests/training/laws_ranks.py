@@ -20,6 +20,7 @@ from anydevice.errors import CollectiveMismatchError, MissingRankError, ModelErr
 from anydevice.handlers import GradScalerKwargs, InitProcessGroupKwargs
 from anydevice.training import Accelerator
 from anydevice.training.local_sgd import LocalSGD
+from anydevice.utils import extract_model_from_parallel
 
 
 class Stream(IterableDataset):
@@ -434,7 +435,27 @@ def sharding_options(rank, size):
         a.prepare(late)
 
 
+def taking_a_compiled_model_out_leaves_it(rank, size):
+    """The user's compiled DDP model still averages gradients afterwards."""
+    a = accelerator()
+    plain = nn.Linear(2, 2)
+    wrapped = torch.compile(nn.parallel.DistributedDataParallel(plain), backend="eager")
+    out = extract_model_from_parallel(wrapped)
+    assert type(out) is type(wrapped)
+    assert out._orig_mod is plain
+    assert out is not wrapped
+    assert isinstance(wrapped._orig_mod, nn.parallel.DistributedDataParallel)
+    assert extract_model_from_parallel(out) is out
+    assert extract_model_from_parallel(wrapped, keep_torch_compile=False) is plain
+    x = torch.full((1, 2), float(rank))
+    assert torch.equal(out(x), plain(x))
+    wrapped(x).sum().backward()
+    mean = a.reduce(x[0], "mean").expand(2, 2)
+    torch.testing.assert_close(plain.weight.grad, mean)
+
+
 CHECKS = [
+    taking_a_compiled_model_out_leaves_it,
     sharding_options,
     scheduler_counts_batches_of_one_process,
     counted_items_weigh,

@@ -14,6 +14,9 @@ from training.loops import HEAVY, Net, fresh
 from anydevice import Accelerator
 from anydevice.errors import CheckpointMismatchError, CorruptCheckpointError, OptionError
 
+# With the other tests whose ranks train: what these import is imported once, not in each worker.
+pytestmark = pytest.mark.xdist_group("training")
+
 run_ranks = functools.partial(launch, imports=HEAVY)
 
 
@@ -44,6 +47,17 @@ def test_keys_on_disk_are_the_plain_models(stopped):
 def test_everything_comes_back(tmp_path):
     assert all(run_ranks(checkpoint_ranks.everything_comes_back, 2, "cpu", str(tmp_path)))
     assert all(run_ranks(checkpoint_ranks.hooks_take_over, 2, "cpu", str(tmp_path)))
+
+
+@pytest.mark.parametrize(("size", "device"), [(1, "cpu"), (2, "cpu"), (2, "sim")])
+def test_a_save_in_the_background(size, device, tmp_path):
+    where, cpu = str(tmp_path), device == "cpu"
+    assert all(run_ranks(checkpoint_ranks.in_the_background, size, device, where, cpu))
+
+
+def test_the_end_waits_for_a_save_in_the_background(tmp_path):
+    for found in run_ranks(checkpoint_ranks.the_end_waits, 2, "cpu", str(tmp_path / "run")):
+        assert found == (["checkpoint_0"], ["checkpoint_1"])
 
 
 def test_a_kill_while_saving_leaves_a_whole_checkpoint(tmp_path):

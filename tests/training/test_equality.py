@@ -1,4 +1,4 @@
-"""Every engine trains as a plain loop does: losses and weights after 20 steps."""
+"""Every engine trains as a plain loop does: losses and weights after 20 steps, or 6."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import pytest
 from launching import run_ranks as launch
 from training import equality_ranks
 from training.loops import HEAVY
+
+# With the other tests whose ranks train: what these import is imported once, not in each worker.
+pytestmark = pytest.mark.xdist_group("training")
 
 run_ranks = functools.partial(launch, imports=HEAVY)
 

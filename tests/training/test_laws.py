@@ -9,6 +9,9 @@ from launching import run_ranks as launch
 from training import laws_ranks
 from training.loops import HEAVY
 
+# With the other tests whose ranks train: what these import is imported once, not in each worker.
+pytestmark = pytest.mark.xdist_group("training")
+
 run_ranks = functools.partial(launch, imports=HEAVY)
 
 

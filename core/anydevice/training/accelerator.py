@@ -16,6 +16,7 @@ from anydevice.engines import ParallelismConfig
 from anydevice.errors import OptionError
 from anydevice.handlers import InitProcessGroupKwargs
 from anydevice.training.arguments import check_arguments
+from anydevice.training.checkpoints import BackgroundSave
 from anydevice.training.compiling import TorchDynamoPlugin
 from anydevice.training.gradients import GradientAccumulationPlugin, GradientState
 from anydevice.training.persistence import AcceleratorPersistence
@@ -141,6 +142,7 @@ class Accelerator(AcceleratorPreparing, AcceleratorStepping, AcceleratorPersiste
         self._models, self._optimizers, self._schedulers = [], [], []
         self._dataloaders, self._custom_objects = [], []
         self._save_hooks, self._load_hooks = OrderedDict(), OrderedDict()
+        self._background = BackgroundSave(self.state._partial)
         self._trigger = False
         self._resumes = self.dataloader_config.use_stateful_dataloader
         plugins = {

@@ -14,7 +14,13 @@ from torch.utils.hooks import RemovableHandle
 
 from anydevice.engines import FullyShardedDataParallelPlugin
 from anydevice.errors import OptionError
-from anydevice.training.checkpoints import SaveRequest, folders, load_checkpoint, save_checkpoint
+from anydevice.training.checkpoints import (
+    BackgroundSave,
+    SaveRequest,
+    folders,
+    load_checkpoint,
+    save_checkpoint,
+)
 from anydevice.training.logging import AcceleratorLogging
 
 __all__ = ["AcceleratorPersistence"]
@@ -26,6 +32,7 @@ class AcceleratorPersistence(AcceleratorLogging):
     _save_hooks: OrderedDict[int, Callable[..., Any]]
     _load_hooks: OrderedDict[int, Callable[..., Any]]
     _resumes: bool
+    _background: BackgroundSave
 
     @property
     def save_iteration(self) -> int:
@@ -71,6 +78,8 @@ class AcceleratorPersistence(AcceleratorLogging):
         self,
         output_dir: str | os.PathLike[str] | None = None,
         safe_serialization: bool = True,
+        *,
+        asynchronous: bool = False,
         **save_model_func_kwargs: Any,
     ) -> str:
         """Write models, optimizers, schedulers, loaders, the scaler, random states and the rest.
@@ -80,29 +89,62 @@ class AcceleratorPersistence(AcceleratorLogging):
         Args:
             output_dir: the folder; None with ``automatic_checkpoint_naming``.
             safe_serialization: models are safetensors files; else torch's.
+            asynchronous: return when all is copied to the host, and write weights and optimizers
+                in the background, each process its part, with any engine. The folder has its name
+                when all is written. The next `save_state`, `load_state`, `wait_for_save` and
+                `end_training` wait for that.
             **save_model_func_kwargs: none are there.
 
         Returns:
             The folder.
 
         Raises:
-            OptionError: no folder, or a file; an argument that is not there.
+            OptionError: no folder, or a file; an argument that is not there, or does not go with
+                ``asynchronous``.
+            CheckpointError: an asynchronous save before this one could not be written.
             MissingRankError: not all processes call this; the message names each one's line.
         """
         if save_model_func_kwargs:
             name = sorted(save_model_func_kwargs)[0]
             raise OptionError(f"save_state has no argument {name!r}")
         self.state._partial.meet("save_state")
+        self.wait_for_save()
         project = self.project_configuration
         folder = self._folder_to_save(output_dir)
         request = self._request(self._save_hooks, safe=safe_serialization)
-        save_checkpoint(request, folder)
+        if asynchronous:
+            _check_asynchronous(request)
+        keep = project.total_limit if project.automatic_checkpoint_naming else None
+
+        def then() -> None:
+            if keep is not None:
+                folders.remove_oldest(folder.parent, keep)
+
+        save_checkpoint(request, folder, self._background if asynchronous else None, then)
         if project.automatic_checkpoint_naming:
-            if project.total_limit is not None and request.writes:
-                folders.remove_oldest(folder.parent, project.total_limit)
             project.iteration = int(folder.name.rpartition("_")[2]) + 1
-            self.wait_for_everyone()
         return str(folder)
+
+    def wait_for_save(self) -> None:
+        """Wait until an asynchronous `save_state` has written all; all processes call this.
+
+        Raises:
+            CheckpointError: it could not be written, on some process.
+        """
+        self._background.wait()
+
+    def end_training(self) -> None:
+        """Wait for an asynchronous `save_state`; end all trackers' runs, and the process group.
+
+        All processes call this at the end.
+
+        Raises:
+            CheckpointError: the checkpoint could not be written; the rest has ended all the same.
+        """
+        try:
+            self.wait_for_save()
+        finally:
+            super().end_training()
 
     def _folder_to_save(self, output_dir: Any) -> Path:
         project = self.project_configuration
@@ -150,7 +192,9 @@ class AcceleratorPersistence(AcceleratorLogging):
             CheckpointNotFoundError: there is no such folder, or something is not in it.
             CheckpointMismatchError: a model or optimizer is not the one that was saved.
             CorruptCheckpointError: a file is damaged.
+            CheckpointError: an asynchronous save before this could not be written.
         """
+        self.wait_for_save()
         project = self.project_configuration
         if input_dir is not None:
             folder = Path(input_dir).absolute()
@@ -244,3 +288,16 @@ class AcceleratorPersistence(AcceleratorLogging):
             save_file({k: v.contiguous() for k, v in obj.items()}, f, metadata={"format": "pt"})
         else:
             torch.save(obj, f)
+
+
+def _check_asynchronous(request: SaveRequest) -> None:
+    """Refuse what would ask for another layout than parts."""
+    if not request.safe:
+        raise OptionError(
+            "save_state(asynchronous=True) writes parts: leave safe_serialization out"
+        )
+    if request.engine.sharded and request.whole:
+        raise OptionError(
+            "save_state(asynchronous=True) writes parts, and the plugin's state_dict_type is "
+            "'FULL_STATE_DICT': set 'SHARDED_STATE_DICT', or save without asynchronous"
+        )

@@ -12,6 +12,7 @@ import torch
 
 from anydevice.engines import Engine
 from anydevice.processes import PartialState
+from anydevice.training.checkpoints.background import BackgroundSave
 from anydevice.training.checkpoints.folders import Writing
 from anydevice.training.checkpoints.random_states import random_states
 from anydevice.training.checkpoints.weights import (
@@ -58,8 +59,19 @@ class SaveRequest:
         return self.engine.sharded and not self.whole
 
 
-def save_checkpoint(request: SaveRequest, folder: Path) -> Path:
+def save_checkpoint(
+    request: SaveRequest,
+    folder: Path,
+    background: BackgroundSave | None = None,
+    then: Callable[[], Any] = lambda: None,
+) -> Path:
     """Write a checkpoint into ``folder``; all processes call this.
+
+    Args:
+        request: what is saved.
+        folder: where.
+        background: writes the weights, and names the folder then; this returns before.
+        then: called when the checkpoint is complete, on processes that write.
 
     Raises:
         MissingRankError: not all processes make the call; the message names each one's line.
@@ -70,51 +82,61 @@ def save_checkpoint(request: SaveRequest, folder: Path) -> Path:
     if request.writes:
         writing.begin()
     state.meet("save_state, writing")
+    weights: dict[str, Any] | None = None if background is None else {}
     try:
-        _write(request, writing.place)
+        _write(request, writing.place, weights)
+        state.meet("save_state, written")
+        if background is not None and weights is not None:
+            background.start(weights, writing, request.writes, then)
+            return folder
     except BaseException:
         if request.writes:
             writing.give_up()
         raise
-    state.meet("save_state, written")
     if request.writes:
         writing.commit()
+        then()
     state.meet("save_state, complete")
     return folder
 
 
-def _write(request: SaveRequest, place: Path) -> None:
+def _write(request: SaveRequest, place: Path, later: dict[str, Any] | None) -> None:
+    """Write all files; weights and optimizers are put into ``later`` instead, where it is given."""
+    in_parts = request.in_parts or later is not None
     models = list(request.models)
-    weights = [
-        request.engine.state_dict(model, full=not request.in_parts) for model in request.models
-    ]
+    weights = [request.engine.state_dict(model, full=not in_parts) for model in request.models]
     for hook in request.hooks:
         hook(models, weights, str(place))
     for index, weight in enumerate(weights):
-        if request.in_parts:
+        if later is not None:
+            later[numbered_name("model", index)] = weight
+        elif request.in_parts:
             save_parts({"model": weight}, place / ModelFiles.parts.format(index))
         elif request.writes:
             save_whole(weight, place, index, request.safe)
-    _write_optimizers(request, place)
+    _write_optimizers(request, place, later)
     if request.writes:
-        _write_rest(request, place)
+        _write_rest(request, place, later is not None)
     rank = request.state.process_index
     torch.save(random_states(request.state), place / f"random_states_{rank}.pkl")
 
 
-def _write_optimizers(request: SaveRequest, place: Path) -> None:
+def _write_optimizers(request: SaveRequest, place: Path, later: dict[str, Any] | None) -> None:
     for index, optimizer in enumerate(request.optimizers):
         model = model_of(request, optimizer)
-        if request.in_parts:
+        if later is not None or request.in_parts:
             state = request.engine.state_dict(model, optimizer, full=False)
-            save_parts({"optimizer": state}, place / ModelFiles.optimizer_parts.format(index))
+            if later is not None:
+                later[numbered_name("optimizer", index)] = state
+            else:
+                save_parts({"optimizer": state}, place / ModelFiles.optimizer_parts.format(index))
             continue
         state = request.engine.state_dict(model, optimizer, full=True)
         if request.writes:
             torch.save(state, place / numbered_name(ModelFiles.optimizer, index))
 
 
-def _write_rest(request: SaveRequest, place: Path) -> None:
+def _write_rest(request: SaveRequest, place: Path, together: bool) -> None:
     for index, scheduler in enumerate(request.schedulers):
         torch.save(scheduler.state_dict(), place / numbered_name("scheduler.bin", index))
     for index, loader in enumerate(request.dataloaders):
@@ -123,8 +145,13 @@ def _write_rest(request: SaveRequest, place: Path) -> None:
         torch.save(request.scaler.state_dict(), place / "scaler.pt")
     for index, thing in enumerate(request.custom):
         torch.save(thing.state_dict(), place / f"custom_checkpoint_{index}.pkl")
-    about = {"format": 1, "processes": request.state.num_processes, "engine": request.engine.name}
-    (place / "anydevice.json").write_text(json.dumps(about), encoding="utf-8")
+    about = {
+        "format": 1,
+        "processes": request.state.num_processes,
+        "engine": request.engine.name,
+        "together": together,
+    }
+    (place / ModelFiles.about).write_text(json.dumps(about), encoding="utf-8")
 
 
 def model_of(request: SaveRequest, optimizer: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import re
 import struct
@@ -50,13 +51,18 @@ def numbered_name(name: str, index: int) -> str:
 
 
 class ModelFiles:
-    """Where a checkpoint keeps a model and an optimizer."""
+    """Where a checkpoint keeps a model and an optimizer.
+
+    ``together`` has the parts of all models and optimizers, where ``about`` says so.
+    """
 
     safe = "model.safetensors"
     torch_file = "pytorch_model.bin"
     parts = "pytorch_model_fsdp_{}"
     optimizer = "optimizer.bin"
     optimizer_parts = "optimizer_{}"
+    together = "distributed_checkpoint"
+    about = "anydevice.json"
 
 
 def save_whole(state: Mapping[str, Any], folder: Path, index: int, safe: bool) -> None:
@@ -100,10 +106,10 @@ def load_model(
         CheckpointMismatchError: they are another model's.
         CorruptCheckpointError: a file is damaged.
     """
-    parts = folder / ModelFiles.parts.format(index)
+    parts, key = _parts(folder, ModelFiles.parts.format(index), "model", index)
     if parts.is_dir():
         state = engine.state_dict(model, full=False)
-        _read_parts({"model": state}, parts)
+        _read_parts({key: state}, parts)
         with _fitting(parts, f"model {index} ({type(engine.unwrap(model)).__name__})"):
             engine.load_state_dict(model, state, strict=strict)
         return
@@ -137,11 +143,11 @@ def load_optimizer(
         CheckpointMismatchError: it is another optimizer's.
         CorruptCheckpointError: a file is damaged.
     """
-    parts = folder / ModelFiles.optimizer_parts.format(index)
+    parts, key = _parts(folder, ModelFiles.optimizer_parts.format(index), "optimizer", index)
     whole = folder / numbered_name(ModelFiles.optimizer, index)
     if parts.is_dir():
         state = engine.state_dict(model, optimizer, full=False)
-        _read_parts({"optimizer": state}, parts)
+        _read_parts({key: state}, parts)
     elif whole.exists():
         state = read_torch(whole, **kwargs)
     else:
@@ -211,6 +217,14 @@ def _load(path: Path, **kwargs: Any) -> Any:
     allowed: list[Any] = [array, numpy.ndarray, numpy.dtype, *dtypes]
     with torch.serialization.safe_globals(allowed):
         return torch.load(path, **options)
+
+
+def _parts(folder: Path, name: str, key: str, index: int) -> tuple[Path, str]:
+    """The folder that would have the parts of a model or an optimizer, and their key there."""
+    about = folder / ModelFiles.about
+    if about.exists() and json.loads(about.read_text(encoding="utf-8")).get("together"):
+        return folder / ModelFiles.together, numbered_name(key, index)
+    return folder / name, key
 
 
 def _read_parts(state: dict[str, Any], folder: Path) -> None:
