@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import threading
-from collections.abc import Callable
 from typing import Any, Final
 
 import torch
 from hypothesis import strategies as st
 
 from anydevice_conformance.subject import Subject
+from anydevice_conformance.threads import in_thread
 
 __all__ = ["Step", "programs", "run_program"]
 
@@ -225,26 +224,10 @@ def run_program(subject: Subject, program: list[Step]) -> None:
     try:
         for step in program:
             if step.thread:
-                _in_thread(lambda step=step: run.step(step))  # type: ignore[misc]
+                in_thread(lambda step=step: run.step(step))  # type: ignore[misc]
             else:
                 run.step(step)
         run.finish()
     finally:
         with contextlib.suppress(Exception):
             subject.synchronize_all()
-
-
-def _in_thread(work: Callable[[], None]) -> None:
-    errors: list[BaseException] = []
-
-    def body() -> None:
-        try:
-            work()
-        except BaseException as error:  # noqa: BLE001 - raised again in the calling thread
-            errors.append(error)
-
-    thread = threading.Thread(target=body)
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]

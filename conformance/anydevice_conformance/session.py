@@ -101,12 +101,6 @@ def check_name(item: pytest.Item) -> str:
     return str(getattr(item, "originalname", None) or item.name)
 
 
-def paragraph_of(check: str) -> str | None:
-    """The id of the paragraph that a check is for."""
-    match = _CHECK.match(check)
-    return f"{match[1]}-{match[2]}" if match else None
-
-
 class Session:
     """Listens to pytest and writes the journal."""
 

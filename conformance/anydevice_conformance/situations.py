@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeVar
 
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 
 from anydevice.backend import torchs_accelerator
 from anydevice_conformance.subject import Subject
+from anydevice_conformance.threads import in_thread
 
 __all__ = ["MODES", "Situation", "State", "run_in", "situations", "state"]
 
@@ -77,21 +77,7 @@ def run_in(subject: Subject, situation: Situation, work: Callable[[], T]) -> T:
     """Do ``work`` in a situation, and put everything back."""
     if not situation.thread:
         return _run_here(subject, situation, work)
-    found: list[T] = []
-    errors: list[BaseException] = []
-
-    def body() -> None:
-        try:
-            found.append(_run_here(subject, situation, work))
-        except BaseException as error:  # noqa: BLE001 - raised again in the calling thread
-            errors.append(error)
-
-    thread = threading.Thread(target=body)
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-    return found[0]
+    return in_thread(lambda: _run_here(subject, situation, work))
 
 
 def _run_here(subject: Subject, situation: Situation, work: Callable[[], T]) -> T:

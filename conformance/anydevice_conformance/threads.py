@@ -1,4 +1,4 @@
-"""Threads that get in each other's way as often as they can."""
+"""Work in another thread, and threads that get in each other's way as often as they can."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-__all__ = ["at_once"]
+T = TypeVar("T")
+
+__all__ = ["at_once", "in_thread"]
 
 #: How often a thread pauses between two lines of the backend, and for how many seconds.
 _SHARE: Final = 0.2
@@ -47,3 +49,9 @@ def at_once(work: Callable[[int], object], count: int, backend: object) -> None:
     with ThreadPoolExecutor(count) as pool:
         for future in [pool.submit(begin, number) for number in range(count)]:
             future.result()
+
+
+def in_thread(work: Callable[[], T]) -> T:
+    """What ``work`` returns in another thread; what it raises is raised here."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(work).result()

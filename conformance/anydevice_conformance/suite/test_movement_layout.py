@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from anydevice_conformance.data import same_bits, sample
+from anydevice_conformance.moves import is_dense
 from anydevice_conformance.subject import Subject
 
 
@@ -61,7 +62,7 @@ def test_MOV_007_strides(subject: Subject, index: int, layout: str) -> None:
     assert there.shape == source.shape, f"{layout}: {source.shape} arrived as {there.shape}"
     assert torch.equal(subject.fetch(there + 0), source), f"{layout}: wrong on the device"
     assert torch.equal(back, source), f"{layout}: came back wrong"
-    if _is_dense(source) and subject.strided:
+    if is_dense(source) and subject.strided:
         assert there.stride() == source.stride(), (
             f"{layout}: strides {source.stride()} arrived as {there.stride()}"
         )
@@ -123,18 +124,3 @@ def test_MOV_023_mapped_files(subject: Subject, index: int, tmp_path: Path) -> N
         for non_blocking in (False, True):
             found = subject.fetch(subject.put(view, index, non_blocking=non_blocking))
             assert torch.equal(found, view), "a view of a mapped file arrived wrong"
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether the elements fill their memory once, in whatever order of dimensions."""
-    pairs = sorted(
-        (stride, size)
-        for stride, size in zip(tensor.stride(), tensor.shape, strict=True)
-        if size > 1
-    )
-    expected = 1
-    for stride, size in pairs:
-        if stride != expected:
-            return False
-        expected *= size
-    return True
