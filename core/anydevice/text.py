@@ -15,6 +15,7 @@ from anydevice.errors import BudgetError, OptionError
 
 __all__ = [
     "SMALLEST_COMPUTED",
+    "TRUE_WORDS",
     "as_float",
     "format_bytes",
     "lay_out_table",
@@ -24,6 +25,9 @@ __all__ = [
     "suggest",
     "whole_number",
 ]
+
+#: Words that mean yes, in lower case: in the environment, configuration files and options.
+TRUE_WORDS: Final = frozenset({"1", "true", "t", "yes", "y", "on"})
 
 _SIZE: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(?:e\+?(\d{1,4}))?\s*(?:([kmgtp])(i?)b?|b)?", re.I)
 #: More bytes cannot be counted by torch, nor by most systems.

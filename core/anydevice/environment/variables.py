@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, TypeVar
 
 from anydevice.errors import OptionError
+from anydevice.text import TRUE_WORDS
 
 __all__ = [
     "clear_environment",
@@ -23,7 +24,6 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-_TRUE: Final = frozenset({"y", "yes", "t", "true", "on", "1"})
 _FALSE: Final = frozenset({"n", "no", "f", "false", "off", "0", "none", "null"})
 _OURS: Final = ("ACCELERATE_", "ANYDEVICE_")
 
@@ -43,7 +43,7 @@ def str_to_bool(value: str | bool, to_bool: bool = False) -> int | bool:
         (1, False)
     """
     text = str(value).strip().lower()
-    if text in _TRUE:
+    if text in TRUE_WORDS:
         return True if to_bool else 1
     if text in _FALSE:
         return False if to_bool else 0

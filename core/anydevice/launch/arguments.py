@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from anydevice.errors import OptionError
-from anydevice.launch.settings import Setting, did_you_mean, suggestion
+from anydevice.launch.settings import Setting, did_you_mean
 from anydevice.launch.table import SETTINGS
 
 __all__ = ["Words", "help_text", "read_words"]
@@ -73,8 +73,7 @@ def _unknown(flag: str) -> str:
     for pattern, reason in _refused().items():
         if fnmatch.fnmatchcase(name, pattern):
             return f"{flag} has no meaning here: {reason}"
-    long = [s.flags[0] for s in SETTINGS]
-    hint = did_you_mean(flag, long) if suggestion(flag, long) else ""
+    hint = did_you_mean(flag, [s.flags[0] for s in SETTINGS])
     return (
         f"unknown option {flag}{hint or '.'} `anydevice launch --help-all` lists the launcher's "
         "options; the script's own come after the script"

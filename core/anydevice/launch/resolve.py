@@ -35,10 +35,6 @@ class Resolved:
         """The value, or None."""
         return self.values.get(name)
 
-    def is_default(self, name: str) -> bool:
-        """Whether nobody asked for it."""
-        return self.origins.get(name, "default") == "default"
-
     def where(self, name: str) -> str:
         """The setting's name with its source, for messages."""
         origin = self.origins.get(name, "default")

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final, Literal
 
 from anydevice.errors import OptionError
+from anydevice.text import TRUE_WORDS
 
-__all__ = ["Kind", "Setting", "did_you_mean", "read_bool", "suggestion"]
+__all__ = ["Kind", "Setting", "did_you_mean", "read_bool"]
 
 Kind = Literal["flag", "bool", "int", "float", "text", "choice"]
 
-_TRUE: Final = frozenset({"1", "true", "t", "yes", "y", "on"})
 _FALSE: Final = frozenset({"0", "false", "f", "no", "n", "off"})
 
 
@@ -118,21 +118,15 @@ def read_bool(value: Any, where: str) -> bool:
         OptionError: it is neither.
     """
     text = str(value).strip().lower()
-    if text in _TRUE:
+    if text in TRUE_WORDS:
         return True
     if text in _FALSE:
         return False
     raise OptionError(f"{where}: {value!r} is neither true nor false")
 
 
-def suggestion(word: str, known: Iterable[str]) -> str | None:
-    """The known word that is nearest to a misspelled one; None when none is near."""
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """``": did you mean 'x'?"``, where a known word is near a misspelled one; else nothing."""
     near = {k.lower().replace("-", "_"): k for k in known}
     close = difflib.get_close_matches(word.lower().replace("-", "_"), list(near), 1, 0.6)
-    return near[close[0]] if close else None
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """``": did you mean 'x'?"``, or nothing."""
-    close = suggestion(word, known)
-    return f": did you mean {close!r}?" if close else ""
+    return f": did you mean {near[close[0]]!r}?" if close else ""

@@ -20,6 +20,7 @@ from anydevice.processes.group import collective_backends, join_group
 from anydevice.processes.kinds import DistributedType
 from anydevice.processes.meeting import Meetings
 from anydevice.processes.splitting import split
+from anydevice.text import TRUE_WORDS
 
 __all__ = ["PartialState", "wait_for_everyone"]
 
@@ -29,7 +30,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 _HOST: Final = "cpu"
 #: How long one rank waits for the others at a collective, where nobody said.
 _LIMIT: Final = datetime.timedelta(minutes=10)
-_TRUE: Final = frozenset({"1", "true", "yes", "on", "y", "t"})
 
 
 class PartialState:
@@ -342,7 +342,7 @@ def _start(
             DistributedType.of_device(device.type) if several else DistributedType.NO
         ),
         "backend": None if store is None else _name_for(device.type),
-        "debug": setting("DEBUG_MODE").lower() in _TRUE,
+        "debug": setting("DEBUG_MODE").lower() in TRUE_WORDS,
         "fork_launched": False,
         "_meetings": (
             Meetings(store, launch.rank, launch.size, timeout or _LIMIT)
@@ -367,7 +367,7 @@ def _name_for(device_type: str) -> str:
 
 def _choose_device(launch: Launch, cpu: bool) -> torch.device:
     named = setting("TORCH_DEVICE") or setting("DEVICE_TYPE")
-    if cpu or (not named and setting("USE_CPU").lower() in _TRUE):
+    if cpu or (not named and setting("USE_CPU").lower() in TRUE_WORDS):
         return torch.device(_HOST)
     if named:
         device = (resolve_device if ":" in named else parse_device)(named)

@@ -12,6 +12,7 @@ from anydevice.engines import (
     ParallelismConfig,
 )
 from anydevice.errors import OptionError
+from anydevice.text import TRUE_WORDS
 
 __all__ = [
     "deepspeed_from_environment",
@@ -20,20 +21,18 @@ __all__ = [
     "parallelism_from_environment",
 ]
 
-_TRUE: Final = frozenset({"1", "true", "yes", "on", "y", "t"})
-
 
 def is_set(name: str) -> bool:
     """Whether a variable says yes."""
-    return os.environ.get(name, "").lower() in _TRUE
+    return _flag(os.environ.get(name, ""))
 
 
 def _flag(text: str) -> bool:
-    return text.lower() in _TRUE
+    return text.lower() in TRUE_WORDS
 
 
 def _reshard(text: str) -> Any:
-    return _flag(text) if text.lower() in (*_TRUE, "false", "0", "no") else text
+    return _flag(text) if text.lower() in (*TRUE_WORDS, "false", "0", "no") else text
 
 
 def _names(text: str) -> list[str]:
