@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 import torch
@@ -36,6 +37,31 @@ def sim(simulator):  # noqa: F811 - the fixture above
     """Two simulated accelerators of 64 MiB, whose streams run only when waited for."""
     simulator.configure(devices=2, memory="64MiB", mode="lazy")
     return simulator
+
+
+class _Stop(BaseException):
+    """What a handler of a signal raises."""
+
+
+@pytest.fixture
+def interrupted():
+    """Run a function with a real signal ``after`` some seconds, whose handler raises `_Stop`."""
+
+    def handle(*_):
+        raise _Stop
+
+    def run(function, after):
+        try:
+            signal.setitimer(signal.ITIMER_REAL, after)
+            function()
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        except _Stop as error:
+            return error
+        return None
+
+    before = signal.signal(signal.SIGALRM, handle)
+    yield run
+    signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture(scope="session")

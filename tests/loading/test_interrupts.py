@@ -4,7 +4,6 @@ import contextlib
 import gc
 import os
 import random
-import signal
 import sys
 import tempfile
 import threading
@@ -20,29 +19,6 @@ from anydevice.loading import load_checkpoint_in_model
 
 if sys.platform == "win32":
     pytest.skip("signals", allow_module_level=True)
-
-
-class Stop(BaseException):
-    """What a handler of a signal raises."""
-
-
-@pytest.fixture
-def interrupted():
-    def handle(*_):
-        raise Stop
-
-    def run(function, after):
-        try:
-            signal.setitimer(signal.ITIMER_REAL, after)
-            function()
-            signal.setitimer(signal.ITIMER_REAL, 0)
-        except Stop as error:
-            return error
-        return None
-
-    before = signal.signal(signal.SIGALRM, handle)
-    yield run
-    signal.signal(signal.SIGALRM, before)
 
 
 def net(value):

@@ -2,7 +2,6 @@
 
 import os
 import random
-import signal
 import sys
 import threading
 import time
@@ -21,31 +20,6 @@ if sys.platform == "win32":
     pytest.skip("signals", allow_module_level=True)
 
 WEIGHTS = {f"w{i}": torch.full((64, 64), float(i)) for i in range(6)}
-
-
-class Stop(BaseException):
-    """What a handler of a signal raises."""
-
-
-@pytest.fixture
-def interrupted(monkeypatch):
-    """Run a function with a real signal ``after`` seconds, whose handler raises `Stop`."""
-
-    def handle(*_):
-        raise Stop
-
-    def run(function, after):
-        try:
-            signal.setitimer(signal.ITIMER_REAL, after)
-            function()
-            signal.setitimer(signal.ITIMER_REAL, 0)
-        except Stop as error:
-            return error
-        return None
-
-    before = signal.signal(signal.SIGALRM, handle)
-    yield run
-    signal.signal(signal.SIGALRM, before)
 
 
 def is_right(store):
