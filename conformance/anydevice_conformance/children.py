@@ -61,10 +61,16 @@ def answer_of(process: Any, limit: float = _LIMIT) -> dict[str, Any]:
         process.kill()
         out, err = process.communicate()
         raise AssertionError(f"a child process hung for {limit} s: {err[-800:]}") from None
-    lines = [line for line in out.splitlines() if line.startswith("{")]
-    if process.returncode != 0 or not lines:
+    answer = read_answer(out)
+    if process.returncode != 0 or answer is None:
         raise AssertionError(f"a child process ended with code {process.returncode}: {err[-1500:]}")
-    answer: dict[str, Any] = json.loads(lines[-1])
+    return answer
+
+
+def read_answer(out: str) -> dict[str, Any] | None:
+    """The answer in what a child printed; None where it ended before it had one."""
+    lines = [line for line in out.splitlines() if line.startswith("{")]
+    answer: dict[str, Any] | None = json.loads(lines[-1]) if lines else None
     return answer
 
 
