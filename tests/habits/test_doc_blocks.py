@@ -30,6 +30,7 @@ import pytest
 from warm import run_python
 
 from anydevice import cli
+from anydevice.state import AcceleratorState, GradientState
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -120,9 +121,12 @@ def check_shell(block, where):
 
 @pytest.fixture
 def own_environment():
-    """What a page sets in the environment is gone after it."""
+    """What a page sets in the environment is gone after it, and its accelerator too."""
     with mock.patch.dict(os.environ):
+        AcceleratorState._reset_state(reset_partial_state=True)
         yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
 
 
 @pytest.mark.usefixtures("own_environment")

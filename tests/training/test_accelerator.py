@@ -24,23 +24,12 @@ from anydevice.errors import AnyDeviceError, MissingDependencyError, OptionError
 from anydevice.handlers import AutocastKwargs, GradScalerKwargs, KwargsHandler
 from anydevice.training import (
     Accelerator,
-    AcceleratorState,
     GradientAccumulationPlugin,
-    GradientState,
     ProfileKwargs,
     ProjectConfiguration,
     TorchDynamoPlugin,
 )
 from anydevice.training.tracking import GeneralTracker
-
-
-@pytest.fixture(autouse=True)
-def _fresh():
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
 
 
 def test_the_quick_tours_five_lines():

@@ -111,6 +111,13 @@ def _prepared(*sizes):
     return accelerator
 
 
+def test_one_process_saves_in_the_background_and_hears_no_warning(tmp_path):
+    accelerator = _prepared(4)  # warnings are errors here, in the background's thread too
+    accelerator.save_state(tmp_path / "checkpoint", asynchronous=True)
+    accelerator.wait_for_save()
+    accelerator.load_state(tmp_path / "checkpoint")
+
+
 def test_another_models_checkpoint_is_named(tmp_path):
     _prepared(4).save_state(tmp_path)
     with pytest.raises(

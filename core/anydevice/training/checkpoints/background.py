@@ -17,7 +17,7 @@ import torch
 from anydevice.errors import CheckpointError
 from anydevice.processes import PartialState
 from anydevice.training.checkpoints.folders import Writing
-from anydevice.training.checkpoints.weights import ModelFiles
+from anydevice.training.checkpoints.weights import ModelFiles, is_alone
 
 __all__ = ["BackgroundSave"]
 
@@ -48,7 +48,7 @@ class BackgroundSave:
         """
         from torch.distributed.checkpoint.state_dict_saver import async_save
 
-        alone = not torch.distributed.is_initialized()
+        alone = is_alone()
         if self._group is None and not alone:
             self._group = torch.distributed.new_group(backend="gloo")
         place = str(writing.place / ModelFiles.together)

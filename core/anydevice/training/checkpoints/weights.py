@@ -6,6 +6,7 @@ import json
 import pickle
 import re
 import struct
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +29,7 @@ from anydevice.ties import find_tied_parameters
 
 __all__ = [
     "ModelFiles",
+    "is_alone",
     "load_model",
     "load_optimizer",
     "numbered_name",
@@ -92,8 +94,19 @@ def save_parts(state: Mapping[str, Any], folder: Path) -> None:
     """Write each process's part; all of them call this."""
     from torch.distributed.checkpoint.state_dict_saver import save
 
+    save(dict(state), checkpoint_id=str(folder), no_dist=is_alone())
+
+
+def is_alone() -> bool:
+    """Whether there is no process group. torch then warns of each save and load, in any thread.
+
+    One process is what is meant, so the warning is left out: of the process's filters, since the
+    background's thread has no others.
+    """
     alone = not torch.distributed.is_initialized()
-    save(dict(state), checkpoint_id=str(folder), no_dist=alone)
+    if alone:
+        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+    return alone
 
 
 def load_model(
@@ -230,5 +243,4 @@ def _parts(folder: Path, name: str, key: str, index: int) -> tuple[Path, str]:
 def _read_parts(state: dict[str, Any], folder: Path) -> None:
     from torch.distributed.checkpoint.state_dict_loader import load
 
-    alone = not torch.distributed.is_initialized()
-    load(state, checkpoint_id=str(folder), no_dist=alone)
+    load(state, checkpoint_id=str(folder), no_dist=is_alone())
