@@ -112,8 +112,6 @@ class AcceleratorPersistence(AcceleratorLogging):
         project = self.project_configuration
         folder = self._folder_to_save(output_dir)
         request = self._request(self._save_hooks, safe=safe_serialization)
-        if asynchronous:
-            _check_asynchronous(request)
         keep = project.total_limit if project.automatic_checkpoint_naming else None
 
         def then() -> None:
@@ -288,16 +286,3 @@ class AcceleratorPersistence(AcceleratorLogging):
             save_file({k: v.contiguous() for k, v in obj.items()}, f, metadata={"format": "pt"})
         else:
             torch.save(obj, f)
-
-
-def _check_asynchronous(request: SaveRequest) -> None:
-    """Refuse what would ask for another layout than parts."""
-    if not request.safe:
-        raise OptionError(
-            "save_state(asynchronous=True) writes parts: leave safe_serialization out"
-        )
-    if request.engine.sharded and request.whole:
-        raise OptionError(
-            "save_state(asynchronous=True) writes parts, and the plugin's state_dict_type is "
-            "'FULL_STATE_DICT': set 'SHARDED_STATE_DICT', or save without asynchronous"
-        )

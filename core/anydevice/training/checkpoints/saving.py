@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from anydevice.engines import Engine
+from anydevice.errors import OptionError
 from anydevice.processes import PartialState
 from anydevice.training.checkpoints.background import BackgroundSave
 from anydevice.training.checkpoints.folders import Writing
@@ -74,8 +75,11 @@ def save_checkpoint(
         then: called when the checkpoint is complete, on processes that write.
 
     Raises:
+        OptionError: in the background, and another layout than parts was asked for.
         MissingRankError: not all processes make the call; the message names each one's line.
     """
+    if background is not None:
+        _check_asynchronous(request)
     state = request.state
     state.meet("save_state", str(folder.name))
     writing = Writing(folder)
@@ -98,6 +102,19 @@ def save_checkpoint(
         then()
     state.meet("save_state, complete")
     return folder
+
+
+def _check_asynchronous(request: SaveRequest) -> None:
+    """Refuse what would ask for another layout than parts."""
+    if not request.safe:
+        raise OptionError(
+            "save_state(asynchronous=True) writes parts: leave safe_serialization out"
+        )
+    if request.engine.sharded and request.whole:
+        raise OptionError(
+            "save_state(asynchronous=True) writes parts, and the plugin's state_dict_type is "
+            "'FULL_STATE_DICT': set 'SHARDED_STATE_DICT', or save without asynchronous"
+        )
 
 
 def _write(request: SaveRequest, place: Path, later: dict[str, Any] | None) -> None:

@@ -235,7 +235,13 @@ def _load(path: Path, **kwargs: Any) -> Any:
 def _parts(folder: Path, name: str, key: str, index: int) -> tuple[Path, str]:
     """The folder that would have the parts of a model or an optimizer, and their key there."""
     about = folder / ModelFiles.about
-    if about.exists() and json.loads(about.read_text(encoding="utf-8")).get("together"):
+    if not about.exists():  # the reference's checkpoints have none
+        return folder / name, key
+    try:
+        together = json.loads(about.read_text(encoding="utf-8")).get("together")
+    except (ValueError, AttributeError) as error:
+        raise CorruptCheckpointError(_damaged(about, error)) from error
+    if together:
         return folder / ModelFiles.together, numbered_name(key, index)
     return folder / name, key
 
