@@ -7,6 +7,7 @@ and starts no device's runtime.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,9 @@ if TYPE_CHECKING:
     )
     from anydevice import (
         hooks as hooks,
+    )
+    from anydevice import (
+        integrations as integrations,
     )
     from anydevice import (
         loading as loading,
@@ -247,6 +251,7 @@ _SUBMODULES = frozenset(
         "engines",
         "errors",
         "hooks",
+        "integrations",
         "loading",
         "offload_store",
         "placement",
@@ -282,3 +287,7 @@ if not TYPE_CHECKING:  # a type checker reads the imports above, and so knows a 
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+if os.environ.get("ANYDEVICE_TRANSFORMERS") or os.environ.get("ANYDEVICE_DIFFUSERS"):
+    importlib.import_module("anydevice.integrations").enable_from_environment()

@@ -1,0 +1,154 @@
+"""Attributes of another library that are replaced for a while, and put back."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType, TracebackType
+from typing import Any, Final
+
+from anydevice.errors import MissingDependencyError
+from anydevice.text import list_some
+
+__all__ = ["Enabled", "Integration", "Patch", "require_function", "require_version"]
+
+_ABSENT: Final = object()
+_lock = threading.RLock()
+
+
+class Patch:
+    """One attribute to replace.
+
+    Args:
+        owner: a module or class.
+        name: the attribute; it may be absent where the library sets it only if it found another
+            package.
+        value: what takes its place.
+    """
+
+    def __init__(self, owner: Any, name: str, value: Any) -> None:
+        self.owner = owner
+        self.name = name
+        self.value = value
+        self._before: Any = _ABSENT
+
+    def apply(self) -> None:
+        """Replace the attribute."""
+        self._before = vars(self.owner).get(self.name, _ABSENT)
+        setattr(self.owner, self.name, self.value)
+
+    def undo(self) -> None:
+        """Put back what was there, unless somebody else has replaced it since."""
+        if vars(self.owner).get(self.name, _ABSENT) is not self.value:
+            return
+        if self._before is _ABSENT:
+            delattr(self.owner, self.name)
+        else:
+            setattr(self.owner, self.name, self._before)
+
+
+class Integration:
+    """The switch of one library's patches.
+
+    Args:
+        find_patches: checks the library and returns its patches; raises where it cannot be used.
+    """
+
+    def __init__(self, find_patches: Callable[[], Iterator[Patch]]) -> None:
+        self._find_patches = find_patches
+        self._applied: list[Patch] = []
+
+    @property
+    def is_enabled(self) -> bool:
+        """Whether the patches are in place."""
+        return bool(self._applied)
+
+    def enable(self) -> Enabled:
+        """Apply all patches, or none where one cannot be applied."""
+        with _lock:
+            was_enabled = self.is_enabled
+            if not was_enabled:
+                patches = list(self._find_patches())
+                try:
+                    for patch in patches:
+                        patch.apply()
+                        self._applied.append(patch)
+                except BaseException:
+                    self.disable()
+                    raise
+            return Enabled(self, was_enabled)
+
+    def disable(self) -> None:
+        """Undo all patches, the last one first."""
+        with _lock:
+            while self._applied:
+                self._applied.pop().undo()
+
+
+class Enabled:
+    """What ``enable()`` returns: a context manager whose end restores the state before."""
+
+    def __init__(self, integration: Integration, was_enabled: bool) -> None:
+        self._integration = integration
+        self._was_enabled = was_enabled
+
+    def __enter__(self) -> Enabled:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if not self._was_enabled:
+            self._integration.disable()
+
+
+def require_version(library: str, oldest: tuple[int, int], below: tuple[int, int]) -> ModuleType:
+    """Import a library whose version is in a range.
+
+    Raises:
+        MissingDependencyError: it is not installed, or its version is another.
+    """
+    wanted = f"{library}>={oldest[0]}.{oldest[1]},<{below[0]}.{below[1]}"
+    try:
+        module = importlib.import_module(library)
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"anydevice.integrations.{library} needs {library}: pip install '{wanted}'"
+        ) from error
+    text = str(getattr(module, "__version__", "0.0"))
+    major, _, rest = text.partition(".")
+    minor = rest.partition(".")[0]
+    version = (int(major), int(minor)) if major.isdigit() and minor.isdigit() else (0, 0)
+    if not oldest <= version < below:
+        raise MissingDependencyError(
+            f"anydevice.integrations.{library} is written for {wanted}, and {text} is installed: "
+            f"pip install '{wanted}', or leave the integration disabled"
+        )
+    return module
+
+
+def require_function(owner: Any, name: str, parameters: Sequence[str]) -> Any:
+    """The function of a library that is to be replaced, if it is as this was written for.
+
+    Raises:
+        MissingDependencyError: it is gone, or takes other arguments.
+    """
+    where = getattr(owner, "__name__", "")
+    if inspect.isclass(owner):
+        where = f"{owner.__module__}.{owner.__qualname__}"
+    function: Any = getattr(owner, name, None)
+    found = list(inspect.signature(function).parameters) if callable(function) else None
+    if found is None or found[: len(parameters)] != list(parameters):
+        library = where.partition(".")[0]
+        said = "is gone" if found is None else f"takes {list_some(found)}"
+        raise MissingDependencyError(
+            f"{where}.{name} {said} in the version of {library} that is installed, and "
+            f"anydevice.integrations.{library} replaces it: install a version that it names, or "
+            "leave the integration disabled"
+        )
+    return function

@@ -1,0 +1,104 @@
+"""From transformers' ``device_map`` arguments to a placement."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Final
+
+import torch
+
+from anydevice.devices import DISK, resolve_device
+from anydevice.errors import ModelError
+from anydevice.placement import (
+    STRATEGIES,
+    Placement,
+    PlacementOptions,
+    check_form,
+    get_max_memory,
+    place_model,
+)
+from anydevice.sizes import DtypeLike
+
+__all__ = ["Planned", "plan", "planned_for", "read_device_map"]
+
+#: The attribute of a model, while it is loaded, that holds its `Planned`.
+_PLANNED: Final = "_anydevice_planned"
+
+
+@dataclasses.dataclass(frozen=True)
+class Planned:
+    """What was decided for a model before its weights are read."""
+
+    placement: Placement
+    quantizer: Any
+
+
+def read_device_map(device_map: Any) -> str | dict[str, Any]:
+    """A strategy or a dict, from any form of device map.
+
+    Raises:
+        DeviceMapError, UnknownDeviceError: it cannot be read, or a device is not on this machine.
+    """
+    check_form(device_map)
+    if isinstance(device_map, str) and device_map in STRATEGIES:
+        return device_map
+    given = dict(device_map) if isinstance(device_map, Mapping) else {"": device_map}
+    return {name: _torch_name(device) for name, device in given.items()}
+
+
+def plan(model: Any, device_map: Any, max_memory: Any = None, quantizer: Any = None) -> Any:
+    """Plan where a model's weights go, by what they take once loaded.
+
+    Args:
+        model: a transformers model, on meta.
+        device_map: see `anydevice.dispatch_model`.
+        max_memory: budgets.
+        quantizer: the model's, of transformers; None for none.
+
+    Returns:
+        Names of modules to devices, spelled as torch reads them, or ``"disk"``.
+
+    Raises:
+        DeviceMapError, UnknownDeviceError, BudgetError, DoesNotFitError, ModelError: see
+            `anydevice.infer_auto_device_map`.
+    """
+    if quantizer is not None and device_map in STRATEGIES:
+        max_memory = quantizer.adjust_max_memory(get_max_memory(max_memory))
+        max_memory = {device: int(size) for device, size in max_memory.items()}
+    options = PlacementOptions(max_memory, special_dtypes=_dtypes_once_loaded(model, quantizer))
+    placement = place_model(model, device_map, options).placement
+    model.__dict__[_PLANNED] = Planned(placement, quantizer)
+    model.anydevice_placement = placement
+    return {name: _torch_name(device) for name, device in placement.items()}
+
+
+def planned_for(model: Any) -> Planned:
+    """What `plan` decided for a model.
+
+    Raises:
+        ModelError: nothing.
+    """
+    planned = model.__dict__.get(_PLANNED)
+    if not isinstance(planned, Planned):
+        raise ModelError(f"{type(model).__name__} was not planned by anydevice: load it again")
+    return planned
+
+
+def _torch_name(device: Any) -> str:
+    found = resolve_device(device)
+    return "disk" if found == DISK else str(found.torch)
+
+
+def _dtypes_once_loaded(model: Any, quantizer: Any) -> dict[str, DtypeLike]:
+    """The dtypes of weights that are not loaded in the dtype that the empty model has."""
+    special: dict[str, DtypeLike] = {}
+    kept = set(getattr(model, "_keep_in_fp32_modules", None) or ())
+    for name, tensor in model.state_dict().items():
+        if quantizer is not None:
+            bits = round(8 * quantizer.param_element_size(model, name, tensor))
+            if bits != 8 * tensor.element_size():
+                special[name] = f"int{bits}"
+        elif tensor.is_floating_point() and kept.intersection(name.split(".")):
+            special[name] = torch.float32
+    return special
