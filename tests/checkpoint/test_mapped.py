@@ -7,7 +7,8 @@ import sys
 import pytest
 import torch
 
-from anydevice.checkpoint.mapped import FileSlice, backing_of, is_unwritten, map_file
+from anydevice.checkpoint.file_identity import FileSlice
+from anydevice.checkpoint.mapped import backing_of, is_unwritten, map_file
 from anydevice.errors import CheckpointNotFoundError, CorruptCheckpointError
 
 

@@ -238,7 +238,7 @@ def test_an_index_does_not_name_what_to_download(tmp_path, monkeypatch):
     def download(*args, **kwargs):
         raise AssertionError("the Hub was asked")
 
-    monkeypatch.setattr("anydevice.checkpoint.checkpoint.download", download)
+    monkeypatch.setattr("anydevice.checkpoint.opening.download", download)
     index = {"w": {"safetensors_file": "someone/something", "weight_name": "w"}}
     with pytest.raises(OffloadStoreError, match="cannot open someone/something"):
         OffloadedWeightsLoader(save_folder=tmp_path, index=index)["w"]

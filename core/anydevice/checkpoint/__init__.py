@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from anydevice.checkpoint.checkpoint import Checkpoint, fetch_checkpoint, open_checkpoint
+from anydevice.checkpoint.checkpoint import Checkpoint
 from anydevice.checkpoint.info import TensorInfo
+from anydevice.checkpoint.opening import fetch_checkpoint, open_checkpoint
 
 __all__ = ["Checkpoint", "TensorInfo", "fetch_checkpoint", "open_checkpoint"]
 

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import copy
-import os
-import re
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from anydevice.checkpoint.collector import collector_paused
-from anydevice.checkpoint.find import Found, find_local
-from anydevice.checkpoint.hub import download, is_repo_id
+from anydevice.checkpoint.find import Found
 from anydevice.checkpoint.info import TensorInfo, form_of
 from anydevice.checkpoint.mapped import MappedFile, backing_of, map_file
 from anydevice.checkpoint.safetensors_file import (
@@ -22,11 +18,9 @@ from anydevice.checkpoint.safetensors_file import (
     what_text_it_is,
 )
 from anydevice.checkpoint.torch_file import looks_like_torch, read_torch_file, state_dict_of
-from anydevice.errors import CheckpointNotFoundError, CorruptCheckpointError, OptionError
-from anydevice.interrupts import uninterrupted
-from anydevice.text import require_text
+from anydevice.errors import CorruptCheckpointError
 
-__all__ = ["Checkpoint", "fetch_checkpoint", "open_checkpoint"]
+__all__ = ["Checkpoint", "FileCheckpoint"]
 
 
 class Checkpoint(Mapping[str, TensorInfo]):
@@ -83,7 +77,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
         return sum(info.nbytes for info in self.values())
 
 
-class _FileCheckpoint(Checkpoint):
+class FileCheckpoint(Checkpoint):
     """A checkpoint in files of safetensors or torch."""
 
     def __init__(self, found: Found) -> None:
@@ -115,6 +109,7 @@ class _FileCheckpoint(Checkpoint):
         return f"<Checkpoint {self.source!r}: {len(self)} tensors in {len(self._files)} files>"
 
     def tensor(self, name: str) -> torch.Tensor:
+        """See `Checkpoint.tensor`."""
         dtype, shape, _, file, offset, _ = self._infos[name]
         if offset is None:
             loaded = self._loaded[name]
@@ -122,6 +117,7 @@ class _FileCheckpoint(Checkpoint):
         return self._files[file].tensor(offset, dtype, shape)
 
     def reopened(self) -> Checkpoint:
+        """See `Checkpoint.reopened`."""
         other = copy.copy(self)
         other._is_reopened = True
         other._files = {path: map_file(path, own=True) for path in self._files}
@@ -129,6 +125,7 @@ class _FileCheckpoint(Checkpoint):
         return other
 
     def check(self) -> None:
+        """See `Checkpoint.check`."""
         for file in self._files.values():
             file.check()
 
@@ -192,119 +189,3 @@ def _assign(
             "says). Index and shards are from different checkpoints: fetch them again."
         )
     return owner.items()
-
-
-def open_checkpoint(
-    checkpoint: str | os.PathLike[str],
-    *,
-    revision: str | None = None,
-    variant: str | None = None,
-    token: str | bool | None = None,
-    subfolder: str | None = None,
-) -> Checkpoint:
-    """Find a checkpoint and read what it holds; no tensor is read.
-
-    Args:
-        checkpoint: a ``.safetensors`` file; a file of ``torch.save``; the ``.json`` index of a
-            sharded checkpoint; a folder with one of these; or the name of a repository on the Hub.
-            A path that exists on this machine is never looked up on the Hub.
-        revision: branch, tag or commit of a Hub repository.
-        variant: such as ``"fp16"``: takes the files that carry it in their names.
-        token: for a private Hub repository; like ``revision``, ignored for local files.
-        subfolder: of the folder or repository, where its weights are.
-
-    Raises:
-        CheckpointNotFoundError: there is none.
-        CorruptCheckpointError: a file contradicts itself; the message names it.
-        UnsafeCheckpointError: reading it would leave its folder, or run code.
-        OptionError: an argument is not a string or path.
-    """
-    require_text(revision=revision, variant=variant, subfolder=subfolder)
-    text = _as_text(checkpoint)
-    if _exists(text):
-        path = os.path.join(text, subfolder) if subfolder else text
-        if not _exists(path):
-            raise CheckpointNotFoundError(f"{text} has no subfolder {subfolder!r}")
-        if variant and not os.path.isdir(path):
-            _require_variant(path, variant)
-        return uninterrupted(lambda: _FileCheckpoint(find_local(path, variant)))
-    _require_repo_id(text)
-    folder = download(text, revision=revision, variant=variant, token=token, subfolder=subfolder)
-    return uninterrupted(lambda: _FileCheckpoint(find_local(str(folder), variant)))
-
-
-def _as_text(checkpoint: str | os.PathLike[str]) -> str:
-    try:
-        return os.fsdecode(checkpoint)
-    except TypeError:
-        raise OptionError(f"checkpoint={checkpoint!r}: a path is needed, or a name") from None
-
-
-def _exists(path: str) -> bool:
-    try:
-        os.stat(path)
-    except (FileNotFoundError, NotADirectoryError, ValueError):
-        return False
-    except OSError as error:
-        raise CheckpointNotFoundError(f"cannot open {path}: {error.strerror}") from None
-    return True
-
-
-def _require_variant(path: str, variant: str) -> None:
-    """Refuse a file or index whose name carries another variant than was asked for, or none."""
-    name = os.path.basename(path)
-    if re.search(rf"\.{re.escape(variant)}[.-]", name) is None:
-        raise CheckpointNotFoundError(
-            f"{path} is not of variant={variant!r}, which its name does not carry: leave variant "
-            "out, or give the folder that holds the file of that variant"
-        )
-
-
-def fetch_checkpoint(
-    path_or_repo: str | os.PathLike[str],
-    *,
-    revision: str | None = None,
-    variant: str | None = None,
-    token: str | bool | None = None,
-    subfolder: str | None = None,
-    cache_dir: str | os.PathLike[str] | None = None,
-    local_files_only: bool = False,
-) -> Path:
-    """Find the folder of a checkpoint with its config files; a Hub repository is downloaded.
-
-    Args:
-        path_or_repo: see `open_checkpoint`; a path that exists is returned as it is.
-        revision: branch, tag or commit of a Hub repository.
-        variant: such as ``"fp16"``.
-        token: for a private Hub repository.
-        subfolder: of the folder or repository, where the checkpoint is.
-        cache_dir: the folder of the Hub's cache; by default huggingface_hub's.
-        local_files_only: take what the cache has, without asking the Hub.
-
-    Raises:
-        CheckpointNotFoundError: there is none.
-    """
-    text = _as_text(path_or_repo)
-    if _exists(text):
-        path = Path(text, subfolder) if subfolder else Path(text)
-        if not path.exists():
-            raise CheckpointNotFoundError(f"{text} has no subfolder {subfolder!r}")
-        return path
-    _require_repo_id(text)
-    return download(
-        text,
-        revision=revision,
-        variant=variant,
-        token=token,
-        subfolder=subfolder,
-        beside=("*.json", "*.py"),
-        cache_dir=cache_dir,
-        local_files_only=local_files_only,
-    )
-
-
-def _require_repo_id(text: str) -> None:
-    if not is_repo_id(text):
-        raise CheckpointNotFoundError(
-            f"no checkpoint at {text!r}: no such file or folder, and not the name of a repository"
-        )

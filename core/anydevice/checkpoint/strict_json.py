@@ -6,7 +6,7 @@ import json
 import os
 from typing import Any, Final, NoReturn
 
-from anydevice.checkpoint.mapped import FileIdentity
+from anydevice.checkpoint.file_identity import FileIdentity
 from anydevice.errors import CorruptCheckpointError
 
 __all__ = ["LARGEST_JSON", "parse_json", "read_bounded"]

@@ -14,7 +14,8 @@ from typing import Any, Final
 
 import torch
 
-from anydevice.checkpoint.mapped import FileIdentity, map_file
+from anydevice.checkpoint.file_identity import FileIdentity
+from anydevice.checkpoint.mapped import map_file
 from anydevice.checkpoint.torch_archive import Archive, noting_storages
 from anydevice.errors import CorruptCheckpointError, UnsafeCheckpointError
 from anydevice.tensors import PLAIN_TYPES

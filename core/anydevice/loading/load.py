@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from anydevice.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from anydevice.checkpoint.checkpoint import Checkpoint
 from anydevice.checkpoint.collector import collector_paused
+from anydevice.checkpoint.opening import open_checkpoint
 from anydevice.devices import CPU, DISK, Device
 from anydevice.interrupts import uninterrupted
 from anydevice.loading.applying import Loading, LoadReport

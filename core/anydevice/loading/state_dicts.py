@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from anydevice.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from anydevice.checkpoint.checkpoint import Checkpoint
+from anydevice.checkpoint.opening import open_checkpoint
 from anydevice.devices import CPU, Device, resolve_device
 from anydevice.interrupts import uninterrupted
 from anydevice.loading.streaming import Request, stream

@@ -16,9 +16,11 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from anydevice.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from anydevice.checkpoint.checkpoint import Checkpoint
+from anydevice.checkpoint.file_identity import FileIdentity
 from anydevice.checkpoint.index_file import inside
-from anydevice.checkpoint.mapped import FileIdentity, MappedFile, map_file
+from anydevice.checkpoint.mapped import MappedFile, map_file
+from anydevice.checkpoint.opening import open_checkpoint
 from anydevice.checkpoint.strict_json import parse_json, read_bounded
 from anydevice.devices import DeviceLike, parse_device
 from anydevice.errors import CheckpointError, ModelError, OffloadStoreError

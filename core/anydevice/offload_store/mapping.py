@@ -8,7 +8,8 @@ from typing import Final
 
 import torch
 
-from anydevice.checkpoint.mapped import FileSlice, MappedFile, map_file
+from anydevice.checkpoint.file_identity import FileSlice
+from anydevice.checkpoint.mapped import MappedFile, map_file
 from anydevice.offload_store.manifest import Manifest
 
 __all__ = ["OffloadStore"]

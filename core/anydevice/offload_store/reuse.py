@@ -8,7 +8,8 @@ from pathlib import Path
 
 import filelock
 
-from anydevice.checkpoint.mapped import FileSlice, backing_of, is_unwritten
+from anydevice.checkpoint.file_identity import FileSlice
+from anydevice.checkpoint.mapped import backing_of, is_unwritten
 from anydevice.errors import OffloadStoreError
 from anydevice.interrupts import check
 from anydevice.offload_store.manifest import (

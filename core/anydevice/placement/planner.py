@@ -26,33 +26,20 @@ fixed point, in as many steps as there are different sizes on the way, which are
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Final, TypeAlias
+from collections.abc import Sequence
+from typing import Final
 
 from anydevice.placement.blocks import Inventory
 from anydevice.placement.fill import fill, fits_all
 from anydevice.placement.promote import promote
+from anydevice.placement.reserves import Shape, Where, buffer_bytes, onloaded_bytes, settle
 from anydevice.placement.tied_groups import TiedGroup, tie_blocks, without_buffers
 
-__all__ = ["Plan", "Shape", "plan_blocks"]
+__all__ = ["Plan", "plan_blocks"]
+
 
 #: How many blocks are moved up after the walk at most; each takes a look at all of them.
 _MAX_PROMOTED: Final = 64
-
-Where: TypeAlias = list[int | None]
-
-
-@dataclasses.dataclass(frozen=True)
-class Shape:
-    """How offloaded blocks are loaded onto the executing device.
-
-    Attributes:
-        whole: as whole blocks; else those that are too large, module by module.
-        ahead: how many are there at once: 2 when the next one is prefetched.
-    """
-
-    whole: bool
-    ahead: int
 
 
 @dataclasses.dataclass
@@ -225,23 +212,23 @@ def _with_reserve(
     light = None if offload_buffers else [without_buffers(b, sizes) for b in groups]
 
     def onload(group: TiedGroup) -> int:
-        return _onloaded(group, shape, most)
+        return onloaded_bytes(group, shape, most)
 
     def for_blocks(where: Where) -> int:
         rest = (b for b, d in zip(groups, where, strict=True) if d is None)
         return shape.ahead * max(map(onload, rest), default=0)
 
     def kept(where: Where) -> int:
-        return 0 if offload_buffers else _buffers(groups, where, sizes, resident=False)
+        return 0 if offload_buffers else buffer_bytes(groups, where, sizes, resident=False)
 
     def need(where: Where) -> int:
         return for_blocks(where) + kept(where)
 
     def reserve_for(where: Where) -> int:
-        buffers = 0 if offload_buffers else _buffers(groups, where, sizes, resident=True)
+        buffers = 0 if offload_buffers else buffer_bytes(groups, where, sizes, resident=True)
         return for_blocks(where) + buffers
 
-    where, reserve = _settle(groups, capacities, reserve_for, share, light)
+    where, reserve = settle(groups, capacities, reserve_for, share, light)
     spare = reserve - reserve_for(where)  # kept though not needed: runs were ended by it
     for step in range(_MAX_PROMOTED):
         rest = [i for i, d in enumerate(where) if d is None and groups[i].size]
@@ -261,58 +248,6 @@ def _with_reserve(
             return None
     resident = sum(b.size for b, d in zip(groups, where, strict=True) if d is not None)
     return _Tier(where, main, for_blocks(where) + spare, shape, resident)
-
-
-def _settle(
-    groups: Sequence[TiedGroup],
-    capacities: Sequence[int],
-    need: Callable[[Where], int],
-    share: bool = False,
-    light: Sequence[TiedGroup] | None = None,
-) -> tuple[Where, int]:
-    """Fill a tier so that the first device used reserves what the blocks left over need.
-
-    Returns:
-        Where the groups go, and the bytes kept.
-    """
-    reserve = 0
-    while True:
-        where = fill(groups, capacities, reserve, share, light)
-        wanted = need(where)
-        if wanted <= reserve:
-            return where, reserve
-        reserve = wanted
-
-
-def _onloaded(group: TiedGroup, shape: Shape, most: int) -> int:
-    """Bytes that one group needs at once to a device of at most ``most`` bytes.
-
-    One of which even a single module is too large is never loaded, and needs nothing.
-    """
-    unit = group.unit if shape.whole and group.unit <= most else group.leaf
-    return unit if unit <= most else 0
-
-
-def _buffers(groups: Sequence[TiedGroup], where: Where, sizes: list[int], *, resident: bool) -> int:
-    """Bytes of the buffers of what is left over, which stay on the first device used.
-
-    Args:
-        groups: all of a tier's.
-        where: their devices.
-        sizes: bytes of each tensor.
-        resident: count the buffers of what rests on that device too; else only what is added to it.
-    """
-    if not any(b.buffers for b in groups):
-        return 0
-    main = next((d for d in where if d is not None), None)
-    kept: set[int] = set()
-    there: set[int] = set()
-    for group, d in zip(groups, where, strict=True):
-        if d is None or (resident and d == main):
-            kept.update(group.buffers)
-        if d is not None and d == main:
-            there.update(t for t in group.shared if not resident or t not in group.buffers)
-    return sum(sizes[t] for t in kept - there)
 
 
 # ---------------------------------------------------------------------- the host
@@ -340,17 +275,17 @@ def _fill_host(
         return [0] * len(groups), 0
 
     def buffers(where: Where) -> int:
-        return 0 if light is None else _buffers(groups, where, sizes, resident=True)
+        return 0 if light is None else buffer_bytes(groups, where, sizes, resident=True)
 
     def need(where: Where) -> int:
         rest = (b for b, d in zip(groups, where, strict=True) if d is None)
-        return max((_onloaded(b, Shape(True, 1), capacity) for b in rest), default=0) + buffers(
-            where
-        )
+        return max(
+            (onloaded_bytes(b, Shape(True, 1), capacity) for b in rest), default=0
+        ) + buffers(where)
 
-    where, reserve = _settle(groups, [capacity], need, light=light)
+    where, reserve = settle(groups, [capacity], need, light=light)
     if all(d is None for d in where):  # a host too small for that: better used than left empty
-        where, reserve = _settle(groups, [capacity], buffers, light=light)
+        where, reserve = settle(groups, [capacity], buffers, light=light)
     if reserve > capacity:
         raise _BuffersDoNotFit
     return where, reserve - buffers(where)

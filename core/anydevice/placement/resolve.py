@@ -7,16 +7,15 @@ import warnings
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
-import torch
 from torch import nn
 
-from anydevice import registry
-from anydevice.devices import CPU, DISK, Device, DeviceLike, parse_device
-from anydevice.errors import DoesNotFitError, ModelError, UnknownDeviceError
+from anydevice.devices import CPU, DISK, DeviceLike, parse_device
+from anydevice.errors import UnknownDeviceError
 from anydevice.placement.account import account, recount
 from anydevice.placement.balance import balance
 from anydevice.placement.blocks import Inventory, take_inventory
 from anydevice.placement.budgets import Budget, Headroom, read_budgets
+from anydevice.placement.checks import check_disk, check_dtypes
 from anydevice.placement.counting import bytes_by_device
 from anydevice.placement.device_map import DeviceMap, grouped
 from anydevice.placement.options import PlacementOptions
@@ -24,12 +23,12 @@ from anydevice.placement.placed import Placed, Share
 from anydevice.placement.placement import Placement
 from anydevice.placement.planner import Plan, plan_blocks
 from anydevice.placement.tied_groups import onload_bytes
-from anydevice.sizes import DtypeLike, dtype_bits
-from anydevice.text import format_bytes
+from anydevice.sizes import DtypeLike
 from anydevice.ties import Weight, list_weights
 from anydevice.weights import require_module
 
 __all__ = ["STRATEGIES", "check_form", "infer_auto_device_map", "resolve_device_map"]
+
 
 #: The words that a device map may be.
 STRATEGIES: Final = ("auto", "balanced", "balanced_low_0", "sequential")
@@ -190,9 +189,9 @@ def _planned(
             stacklevel=3,
         )
     placement = _assemble(model, inventory, plan, bins, clean)
-    _check_disk(placement, bins)
+    check_disk(placement, bins)
     if not options.pretended:
-        _check_dtypes(inventory, plan, bins)
+        check_dtypes(inventory, plan, bins)
     return placement
 
 
@@ -263,50 +262,3 @@ def _assemble(
         offload_buffers=plan.offload_buffers,
         sizes=sizes,
     )
-
-
-# ---------------------------------------------------------------------- checks
-
-
-def _check_disk(placement: Placement, bins: Sequence[Budget]) -> None:
-    disk = bins[-1]
-    used = placement.bytes_on(DISK)
-    if disk.size is None or used <= disk.size:
-        return
-    said = ", ".join(f"{b.key}: {format_bytes(b.size)}" for b in bins[:-1] if b.size)
-    reserve = sum(placement.reserve.values())
-    kept = f" ({format_bytes(reserve)} of them reserved for offloaded blocks)" if reserve else ""
-    raise DoesNotFitError(
-        f"{placement.model} does not fit: {format_bytes(used)} are left over, and the disk "
-        + (f"may take {format_bytes(disk.size)}" if disk.size else "is not to be used")
-        + f". Budgets: {said}{kept}. Raise one, allow the disk, or pass a smaller dtype."
-    )
-
-
-def _check_dtypes(inventory: Inventory, plan: Plan, bins: Sequence[Budget]) -> None:
-    """Every dtype on an accelerator of this machine is one that it can hold."""
-    here = {device.type for device in registry.available_devices()}
-    asked: dict[tuple[str, object], bool] = {}
-    for block, d in zip(inventory.blocks, plan.where, strict=True):
-        device = bins[d if plan.main is None or bins[d].device.is_accelerator else plan.main].device
-        if not device.is_accelerator or device.type not in here:
-            continue
-        for tensor in (*block.parameters, *block.buffers):
-            dtype = inventory.dtypes[tensor]
-            question = (device.type, dtype)
-            if question not in asked:
-                asked[question] = _supports(device, dtype)
-            if not asked[question]:
-                raise ModelError(
-                    f"{block.name or 'the model'} ({block.kind}) holds {dtype}, which {device} "
-                    "cannot hold. Pass dtype= or special_dtypes=, or leave the device out of "
-                    "max_memory."
-                )
-
-
-def _supports(device: Device, dtype: DtypeLike) -> bool:
-    """Types that torch lacks, or has in name only (int4), are a quantizer's business."""
-    known = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-    if not isinstance(known, torch.dtype) or (dtype_bits(known) < 8 and "quint" not in str(known)):
-        return True
-    return registry.get_backend(device.type).supports_dtype(known)

@@ -4,32 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import functools
-from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, Final, TypeVar
+from collections.abc import Iterator
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 
 from anydevice import registry
 from anydevice.backend import DeviceBackend
-from anydevice.devices import parse_device, resolve_device
 from anydevice.errors import OptionError, ProcessGroupError
-from anydevice.processes.environment import Launch, read_launch, setting
-from anydevice.processes.group import collective_backends, join_group
 from anydevice.processes.kinds import DistributedType
 from anydevice.processes.meeting import Meetings
+from anydevice.processes.selecting import Function, only
 from anydevice.processes.splitting import split
-from anydevice.text import TRUE_WORDS
+from anydevice.processes.start import HOST, start
 
 __all__ = ["PartialState", "wait_for_everyone"]
-
-#: What torch's own type hints do not show of it.
-_c10d: Any = dist
-F = TypeVar("F", bound=Callable[..., Any])
-_HOST: Final = "cpu"
-#: How long one rank waits for the others at a collective, where nobody said.
-_LIMIT: Final = datetime.timedelta(minutes=10)
 
 
 class PartialState:
@@ -99,8 +89,8 @@ class PartialState:
         self.__dict__ = self._shared_state
         if not self.initialized:
             # Nothing is kept of a start that fails.
-            self._shared_state.update(_start(cpu, backend, timeout, init_method))
-        elif cpu and self.device.type != _HOST:
+            self._shared_state.update(start(cpu, backend, timeout, init_method))
+        elif cpu and self.device.type != HOST:
             raise OptionError(
                 f"PartialState(cpu=True), but this process works on {self.device} since the first "
                 "PartialState() or Accelerator(): say cpu=True there"
@@ -139,7 +129,7 @@ class PartialState:
     def default_device(self) -> torch.device:
         """The first accelerator of this machine, or the host."""
         kind = registry.primary_type()
-        return torch.device(_HOST) if kind is None else registry.get_backend(kind).device(0)
+        return torch.device(HOST) if kind is None else registry.get_backend(kind).device(0)
 
     @property
     def is_main_process(self) -> bool:
@@ -233,29 +223,29 @@ class PartialState:
         if self.is_local_main_process:
             print(*args, **kwargs)
 
-    def on_main_process(self, function: F | None = None) -> Any:
+    def on_main_process(self, function: Function | None = None) -> Any:
         """Decorate a function so that only process 0 runs it; elsewhere it returns None."""
-        return self._only(lambda: self.is_main_process, function)
+        return only(lambda: self.is_main_process, function)
 
-    def on_local_main_process(self, function: F | None = None) -> Any:
+    def on_local_main_process(self, function: Function | None = None) -> Any:
         """Decorate a function so that only process 0 of each machine runs it."""
-        return self._only(lambda: self.is_local_main_process, function)
+        return only(lambda: self.is_local_main_process, function)
 
-    def on_last_process(self, function: F | None = None) -> Any:
+    def on_last_process(self, function: Function | None = None) -> Any:
         """Decorate a function so that only the process with the highest rank runs it."""
-        return self._only(lambda: self.is_last_process, function)
+        return only(lambda: self.is_last_process, function)
 
-    def on_process(self, function: F | None = None, process_index: int | None = None) -> Any:
+    def on_process(self, function: Function | None = None, process_index: int | None = None) -> Any:
         """Decorate a function so that only one process runs it.
 
         Raises:
             OptionError: there is no such process.
         """
         self._need_rank("process_index", process_index, self.num_processes)
-        return self._only(lambda: self.process_index == process_index, function)
+        return only(lambda: self.process_index == process_index, function)
 
     def on_local_process(
-        self, function: F | None = None, local_process_index: int | None = None
+        self, function: Function | None = None, local_process_index: int | None = None
     ) -> Any:
         """Decorate a function so that only one process of each machine runs it.
 
@@ -263,21 +253,11 @@ class PartialState:
             OptionError: there is no such process.
         """
         self._need_rank("local_process_index", local_process_index, self.local_num_processes)
-        return self._only(lambda: self.local_process_index == local_process_index, function)
+        return only(lambda: self.local_process_index == local_process_index, function)
 
     def _need_rank(self, name: str, rank: int | None, size: int) -> None:
         if rank is None or not 0 <= rank < size:
             raise OptionError(f"{name}={rank}: give a rank from 0 to {size - 1}")
-
-    def _only(self, here: Callable[[], bool], function: F | None) -> Any:
-        if function is None:
-            return functools.partial(self._only, here)
-
-        @functools.wraps(function)
-        def run(*args: Any, **kwargs: Any) -> Any:
-            return function(*args, **kwargs) if here() else None
-
-        return run
 
     # ------------------------------------------------------------------ device and group
 
@@ -307,93 +287,3 @@ def _this_process(kind: type[PartialState]) -> PartialState:
 def wait_for_everyone() -> None:
     """Wait until all processes are here; see `PartialState.wait_for_everyone`."""
     PartialState().wait_for_everyone()
-
-
-# ---------------------------------------------------------------------- the first one made
-
-
-def _start(
-    cpu: bool,
-    backend: str | None,
-    timeout: datetime.timedelta | None,
-    init_method: str | None,
-) -> dict[str, Any]:
-    """The shared state: reads the environment, chooses the device, forms the group."""
-    there_is_a_group = dist.is_available() and dist.is_initialized()
-    launch = _launch_of_group() if there_is_a_group else read_launch()
-    device = _choose_device(launch, cpu)
-    device_backend = registry.get_backend(device)
-    if device.index is not None:
-        device_backend.set_device(device.index)
-    store = _group_store() if there_is_a_group else None
-    names: str | None = None
-    if store is None and (launch.is_grouped or init_method is not None):
-        names = _names(device_backend, backend, launch)
-        store = join_group(launch, names, timeout=timeout, init_method=init_method)
-    several = launch.size > 1
-    return {
-        "device": device,
-        "device_backend": device_backend,
-        "process_index": launch.rank,
-        "num_processes": launch.size,
-        "local_process_index": launch.local_rank,
-        "local_num_processes": launch.local_size,
-        "distributed_type": (
-            DistributedType.of_device(device.type) if several else DistributedType.NO
-        ),
-        "backend": None if store is None else _name_for(device.type),
-        "debug": setting("DEBUG_MODE").lower() in TRUE_WORDS,
-        "fork_launched": False,
-        "_meetings": (
-            Meetings(store, launch.rank, launch.size, timeout or _LIMIT)
-            if several and store is not None
-            else None
-        ),
-    }
-
-
-def _names(device_backend: DeviceBackend, name: str | None, launch: Launch) -> str:
-    if launch.size == 1 and not device_backend.capabilities.collectives:
-        return f"{_HOST}:gloo"
-    return collective_backends(device_backend, name)
-
-
-def _name_for(device_type: str) -> str:
-    """The name of the group's collectives for a device type."""
-    parts = str(dist.get_backend_config()).split(",")
-    pairs = dict(part.split(":", 1) for part in parts if ":" in part)
-    return pairs.get(device_type) or str(dist.get_backend())
-
-
-def _choose_device(launch: Launch, cpu: bool) -> torch.device:
-    named = setting("TORCH_DEVICE") or setting("DEVICE_TYPE")
-    if cpu or (not named and setting("USE_CPU").lower() in TRUE_WORDS):
-        return torch.device(_HOST)
-    if named:
-        device = (resolve_device if ":" in named else parse_device)(named)
-        if ":" in named or not device.is_accelerator:
-            return device.torch
-        kind: str | None = device.type
-    else:
-        kind = registry.primary_type()
-    if kind is None:
-        return torch.device(_HOST)
-    backend = registry.get_backend(kind)
-    return backend.device(backend.local_device(launch.local_rank))
-
-
-def _launch_of_group() -> Launch:
-    """Which process this is in a group that somebody else formed."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    try:
-        told = read_launch()
-    except Exception:  # noqa: BLE001 - the group is there, whatever the environment says
-        told = Launch()
-    if (told.rank, told.size) == (rank, size):
-        return told
-    return Launch(rank, size, rank, size, "torch.distributed")
-
-
-def _group_store() -> Any:
-    store = dist.distributed_c10d._get_default_store()
-    return _c10d.PrefixStore("anydevice", store)
