@@ -15,15 +15,14 @@ import torch
 from torch import nn
 
 from anydevice.cli.empty_model import add_model_arguments, held_dtype, read_empty_model
+from anydevice.cli.given_machine import HOST, Machine, read_machine, read_size
 from anydevice.cli.network import cache_only_when_unreachable
 from anydevice.cli.text import size_text, table
-from anydevice.errors import BudgetError, ModelError
+from anydevice.errors import ModelError
 from anydevice.placement import Placement, PlacementOptions, resolve_device_map
-from anydevice.text import parse_bytes
 
 __all__ = ["prepare", "register"]
 
-_HOST: Final = "cpu"
 _DISK: Final = "disk"
 
 
@@ -59,22 +58,6 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Machine:
-    """The devices to plan for.
-
-    Attributes:
-        budgets: as the planner takes them; None for this machine.
-        names: the planner's key of each pretended device to its name, such as ``foo:0``.
-    """
-
-    budgets: dict[int | str, int | str] | None
-    names: dict[int | str, str]
-
-    def name(self, key: int | str) -> str:
-        return self.names.get(key, str(key))
-
-
-@dataclasses.dataclass(frozen=True)
 class _Running:
     """Bytes that a forward pass needs beside the weights; 0 where nothing was asked for.
 
@@ -90,7 +73,7 @@ class _Running:
 
 
 def _run(args: argparse.Namespace) -> int:
-    machine = _machine(args)
+    machine = read_machine(args)
     with cache_only_when_unreachable(args.model):
         model, config = read_empty_model(args)
     dtype = args.dtype if args.dtype in ("int4", "int8") else held_dtype(args.dtype, config)
@@ -103,33 +86,6 @@ def _run(args: argparse.Namespace) -> int:
     if args.explain:
         print(f"\n{placement.explain()}")
     return 0
-
-
-def _machine(args: argparse.Namespace) -> _Machine:
-    if not args.device and args.cpu is None:
-        return _Machine(None, {})
-    budgets: dict[int | str, int | str] = {}
-    names: dict[int | str, str] = {}
-    kinds: Counter[str] = Counter()
-    for number, word in enumerate(args.device):
-        name, equals, size = word.rpartition("=")
-        if not equals or not name:
-            raise BudgetError(f"--device {word!r}: write NAME=SIZE, such as foo=24GiB")
-        kind = name.partition(":")[0]
-        label = name if ":" in name else f"{kind}:{kinds[kind]}"
-        kinds[kind] += 1
-        if label in names.values():
-            raise BudgetError(f"--device {word!r}: {label} is named twice")
-        budgets[number], names[number] = _size("--device", word, size), label
-    budgets[_HOST] = _size("--cpu", args.cpu, args.cpu) if args.cpu is not None else 0
-    return _Machine(budgets, names)
-
-
-def _size(option: str, word: str, size: str) -> int:
-    try:
-        return parse_bytes(size)
-    except BudgetError as error:
-        raise BudgetError(f"{option} {word}: {error}") from None
 
 
 # ---------------------------------------------------------------------- cache and activations
@@ -181,7 +137,7 @@ def _layers(model: nn.Module, count: int) -> tuple[str, ...]:
 
 
 def _plan(
-    model: nn.Module, machine: _Machine, dtype: Any, running: _Running, disk: str | None
+    model: nn.Module, machine: Machine, dtype: Any, running: _Running, disk: str | None
 ) -> tuple[Placement, dict[str, int]]:
     """The placement, and the bytes of cache on each device.
 
@@ -192,12 +148,12 @@ def _plan(
     for name in running.layers if running.cache else ():
         cache = torch.empty(running.cache, dtype=torch.uint8, device="meta")
         model.get_submodule(name).register_buffer("anydevice_cache", cache, persistent=False)
-    options: dict[str, Any] = {} if disk is None else {"disk": _size("--disk", disk, disk)}
+    options: dict[str, Any] = {} if disk is None else {"disk": read_size("--disk", disk, disk)}
     if running.activations and machine.budgets is not None:
         options["headroom"] = {
             key: min(running.activations, int(size))
             for key, size in machine.budgets.items()
-            if key != _HOST
+            if key != HOST
         }
     asked = PlacementOptions(
         machine.budgets, dtype=dtype, pretended=machine.budgets is not None, **options
@@ -210,12 +166,12 @@ def _plan(
     return placement, _cache_by_device(placement, machine, running)
 
 
-def _cache_by_device(placement: Placement, machine: _Machine, running: _Running) -> dict[str, int]:
+def _cache_by_device(placement: Placement, machine: Machine, running: _Running) -> dict[str, int]:
     found: Counter[str] = Counter()
     for layer in running.layers if running.cache else ():
         key = _device_of(placement, layer)
         main = placement.main_device
-        if key in (_HOST, _DISK) and main is not None and not placement.offload_buffers:
+        if key in (HOST, _DISK) and main is not None and not placement.offload_buffers:
             key = main
         found[machine.name(key)] += running.cache
     return dict(found)
@@ -230,17 +186,17 @@ def _device_of(placement: Mapping[str, Any], name: str) -> Any:
         if not path:
             break
         path = path.rpartition(".")[0]
-    return next((d for n, d in placement.items() if n.startswith(f"{name}.")), _HOST)
+    return next((d for n, d in placement.items() if n.startswith(f"{name}.")), HOST)
 
 
 def _rows(
-    placement: Placement, machine: _Machine, running: _Running, cache: Mapping[str, int]
+    placement: Placement, machine: Machine, running: _Running, cache: Mapping[str, int]
 ) -> Sequence[dict[str, Any]]:
     rows = []
     for share in placement.shares.values():
         name = machine.name(share.key)
         kept = cache.get(name, 0)
-        accelerator = share.key not in (_HOST, _DISK)
+        accelerator = share.key not in (HOST, _DISK)
         taken_off = running.activations if accelerator and machine.budgets else 0
         rows.append(
             {
@@ -257,7 +213,7 @@ def _rows(
 
 
 def _table(
-    placement: Placement, machine: _Machine, running: _Running, cache: Mapping[str, int]
+    placement: Placement, machine: Machine, running: _Running, cache: Mapping[str, int]
 ) -> str:
     columns = ["device", "budget", "weights", "reserved", "cache", "activations", "free"]
     rows = [
@@ -282,7 +238,7 @@ def _table(
 def _as_json(
     name: str,
     placement: Placement,
-    machine: _Machine,
+    machine: Machine,
     running: _Running,
     cache: Mapping[str, int],
 ) -> dict[str, Any]:

@@ -27,8 +27,8 @@ from anydevice.errors import (
     DoesNotFitError,
     ModelError,
 )
+from anydevice.nested import iter_tensors
 from anydevice.pretrained import from_pretrained
-from anydevice.tensors import iter_tensors
 from anydevice.text import parse_bytes
 
 __all__ = ["import_transformers", "peak_rows", "prepare", "register", "reset_peaks"]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from anydevice.errors import OptionError
-from anydevice.tensors import map_tensors
+from anydevice.nested import map_tensors
 
 __all__ = ["describe", "rebuild", "tensors_of"]
 

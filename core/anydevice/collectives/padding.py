@@ -10,8 +10,8 @@ import torch
 
 from anydevice.collectives.describing import describe
 from anydevice.errors import CollectiveMismatchError, OptionError
+from anydevice.nested import map_tensors
 from anydevice.processes import PartialState
-from anydevice.tensors import map_tensors
 
 __all__ = ["CannotPadNestedTensorWarning", "pad_across_processes", "pad_input_tensors"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from anydevice.tensors import iter_tensors, map_tensors
+from anydevice.nested import iter_tensors, map_tensors
 
 __all__ = ["find_batch_size", "is_namedtuple", "slice_tensors"]
 

@@ -13,7 +13,7 @@ from anydevice.data.loaders import PreparedLoader
 from anydevice.data.rounds import Note, Round
 from anydevice.data.samplers import BatchSamplerShard
 from anydevice.errors import OptionError
-from anydevice.tensors import concatenate
+from anydevice.nested import concatenate
 
 __all__ = ["DataLoaderDispatcher", "batch_length", "slice_batch"]
 

@@ -14,10 +14,10 @@ from anydevice.devices import Device, DeviceLike
 from anydevice.dispatch.optimizers import check_optimizers, move_optimizer_state
 from anydevice.dispatch.storing import store_weights
 from anydevice.hooks import AlignDevicesHook
-from anydevice.hooks.base import remove_hooks_of_kind
 from anydevice.hooks.cpu_offload import CpuOffload
 from anydevice.hooks.execution_plan import ExecutionPlan
 from anydevice.hooks.grouping import attach_groups
+from anydevice.hooks.registration import remove_hooks_of_kind
 from anydevice.hooks.state import align_hook_of
 from anydevice.placement import (
     Headroom,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from anydevice.tensors import map_tensors
+from anydevice.nested import map_tensors
 
 __all__ = ["Autocast", "MixedPrecision"]
 

@@ -6,15 +6,14 @@ from anydevice.hooks.attach import (
     attach_align_device_hook_on_blocks,
     attach_execution_device_hook,
 )
-from anydevice.hooks.base import (
-    ModelHook,
-    SequentialHook,
+from anydevice.hooks.base import ModelHook, SequentialHook
+from anydevice.hooks.casting import LayerwiseCastingHook, attach_layerwise_casting_hooks
+from anydevice.hooks.cpu_offload import CpuOffload, UserCpuOffloadHook
+from anydevice.hooks.registration import (
     add_hook_to_module,
     remove_hook_from_module,
     remove_hook_from_submodules,
 )
-from anydevice.hooks.casting import LayerwiseCastingHook, attach_layerwise_casting_hooks
-from anydevice.hooks.cpu_offload import CpuOffload, UserCpuOffloadHook
 from anydevice.hooks.state import align_module_device, has_offloaded_params
 
 __all__ = [

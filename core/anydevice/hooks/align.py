@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-from anydevice.devices import CPU, Device, DeviceLike, parse_device
+from anydevice.devices import CPU, Device, DeviceLike
 from anydevice.errors import ModelError
-from anydevice.hooks.aliases import Alias, find_aliases
-from anydevice.hooks.backward import prepare_backward
-from anydevice.hooks.base import ModelHook
+from anydevice.hooks.aliases import find_aliases
+from anydevice.hooks.aligned_calls import AlignedCalls
 from anydevice.hooks.code_search import runs_in_backward
-from anydevice.hooks.execution import are_there, execute
-from anydevice.hooks.failures import STRIPPED, explain_failure
+from anydevice.hooks.failures import STRIPPED
 from anydevice.hooks.forward import HOOK
 from anydevice.hooks.moving import allow_moves, refuse_moves
-from anydevice.hooks.resumable import RESUMABLE, Call, resume
 from anydevice.hooks.storing import settle, store_on_host
-from anydevice.hooks.writeback import SentArguments
 from anydevice.modules import own_device
-from anydevice.tensors import find_device, move_tensor, send_to_device
+from anydevice.tensors import move_tensor
 from anydevice.ties import gather_weights
-from anydevice.transfer import Engine, GroupCall, OffloadGroup, PassCall
+from anydevice.transfer import Engine, OffloadGroup
 from anydevice.weights import Slot, iter_modules, iter_slots, scales_weight
 
 __all__ = ["AlignDevicesHook", "Regrouping"]
@@ -44,7 +38,7 @@ class Regrouping(Protocol):
         """
 
 
-class AlignDevicesHook(ModelHook):
+class AlignDevicesHook(AlignedCalls):
     """Has a module's inputs and weights on one device for its forward.
 
     Offloaded weights are stored in the module as host tensors (in RAM, or mapped from a file).
@@ -95,6 +89,7 @@ class AlignDevicesHook(ModelHook):
         passes: Engine | None = None,
         align: bool | None = None,
     ) -> None:
+        super().__init__(group, passes, align)
         self.execution_device = execution_device
         self.offload = offload
         self.io_same_device = io_same_device
@@ -103,21 +98,12 @@ class AlignDevicesHook(ModelHook):
         self.place_submodules = place_submodules
         self.skip_keys = skip_keys
         self.tied_params_map = tied_params_map
-        self.group = group
         self.engine = engine
-        self.passes = passes
-        self.align = align
         #: Names of buffers that are on the execution device for the hooks' sake, though their
         #: module is offloaded; they go to the host when the hooks are removed.
         self.resident_buffers: frozenset[str] = frozenset()
         self._regrouping: Regrouping | None = None
-        #: Modules whose children are part of what the hook covers, with these children.
-        self._watched: Sequence[tuple[dict[str, Any], tuple[Any, ...]]] = ()
-        self._aliases: Sequence[Alias] = ()
         self._loading: Any = None
-        #: Whether a call only needs weights and arguments in place, and the forward no context.
-        self._is_plain = self._is_direct = False
-        self._runs_in_backward = False
 
     @classmethod
     def planned(
@@ -134,23 +120,12 @@ class AlignDevicesHook(ModelHook):
         hook._regrouping = regrouping
         return hook
 
-    @property
-    def execution_device(self) -> Any:
-        """Where the module runs, in the spelling in which it was given."""
-        return self._execution_device
-
-    @execution_device.setter
-    def execution_device(self, device: DeviceLike | None) -> None:
-        self._execution_device = device
-        self._device = parse_device(device) if device is not None else None
-        self._target = self._device.torch if self._device is not None else None
-
     # ------------------------------------------------------------------ attaching
 
     def init_hook(self, module: nn.Module) -> nn.Module:
         """Move the module's weights to where they are stored."""
         self._runs_in_backward = runs_in_backward(module)
-        self._simplify()
+        self.simplify()
         if self.passes is not None:
             register: Any = module.register_load_state_dict_pre_hook
             self._loading = register(settle)
@@ -198,21 +173,7 @@ class AlignDevicesHook(ModelHook):
         owners = modules if watched is True else watched or ()
         self._watched = [(m._modules, tuple(m._modules.values())) for m in owners]
         self._aliases = find_aliases(modules)
-        self._simplify()
-
-    def _simplify(self) -> None:
-        """Find out what a call of this hook never has to do, so that it costs nothing."""
-        kind = type(self)
-        self._is_plain = (
-            self.passes is None
-            and not self.io_same_device
-            and not self._aliases
-            and not self._runs_in_backward
-            and kind.pre_forward is AlignDevicesHook.pre_forward
-            and kind.post_forward is AlignDevicesHook.post_forward
-        )
-        on_device = self._device is not None and self._device.is_accelerator
-        self._is_direct = self.align is None and not on_device
+        self.simplify()
 
     def _own_device(self, module: nn.Module) -> Device:
         if self._device is not None:
@@ -227,156 +188,6 @@ class AlignDevicesHook(ModelHook):
             return self.weights_map[name]
         except KeyError:
             raise ModelError(f"weights_map has no {name!r}, which the hooked module has") from None
-
-    # ------------------------------------------------------------------ a call
-
-    def pre_forward(
-        self, module: nn.Module, *args: Any, **kwargs: Any
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Send arguments to the execution device; what is there stays as it is."""
-        target = self._target
-        if target is not None and not are_there(args, kwargs, target):
-            args = send_to_device(args, target, skip_keys=self.skip_keys)
-            kwargs = send_to_device(kwargs, target, skip_keys=self.skip_keys)
-        return args, kwargs
-
-    def run_forward(
-        self,
-        module: nn.Module,
-        forward: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
-        """Run a call with weights and arguments on the execution device.
-
-        Raises:
-            UnplacedWeightError: an operator got tensors of several devices, and weights of the
-                module are not where it runs; or a weight was never loaded. The message names them.
-        """
-        for children, expected in self._watched:
-            if tuple(children.values()) != expected:
-                self._regroup(module)
-                break
-        group = self.group
-        if (
-            self._is_plain
-            and (group is None or group.is_ready())
-            and are_there(args, kwargs, self._target)
-        ):  # the usual call: nothing has to be moved, so there is nothing to undo
-            try:
-                if self._is_direct:
-                    output = forward(*args, **kwargs)
-                else:
-                    output = execute(self._device, None, self.align, forward, args, kwargs)
-            except RuntimeError as error:
-                explain_failure(module, self._target, self.group, error)
-                raise
-            if type(output) not in RESUMABLE:
-                return output
-            return self._resume(module, output, None, self.align, None)
-        return self._run(module, forward, args, kwargs)
-
-    def _run(
-        self,
-        module: nn.Module,
-        forward: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
-        input_device = find_device((args, kwargs)) if self.io_same_device else None
-        kind = type(self)
-        sent, align = None, self.align
-        calls = self._calls()
-        try:
-            try:
-                self._enter(calls)
-                if kind.pre_forward is not AlignDevicesHook.pre_forward:
-                    args, kwargs = self.pre_forward(module, *args, **kwargs)
-                if self._device is not None and not are_there(args, kwargs, self._target):
-                    sent = SentArguments(args, kwargs, self._device, self.skip_keys)
-                    args, kwargs = sent.args, sent.kwargs
-                    align = align or sent.have_modules or align
-                output = execute(self._device, sent, align, forward, args, kwargs)
-                if self._runs_in_backward and torch.is_grad_enabled():
-                    prepare_backward(self.group, self._device, align, (args, kwargs), output)
-                if type(output) in RESUMABLE:
-                    return self._resume(module, output, sent, align, input_device)
-                if kind.post_forward is not AlignDevicesHook.post_forward:
-                    output = self.post_forward(module, output)
-            finally:
-                self._leave(calls)
-        except RuntimeError as error:
-            explain_failure(module, self._target, self.group, error)
-            raise
-        finally:
-            self._leave(calls)  # an interrupt may have cut the first short
-        if input_device is not None:
-            return send_to_device(output, input_device, skip_keys=self.skip_keys)
-        return output
-
-    def _resume(
-        self,
-        module: nn.Module,
-        body: Any,
-        sent: SentArguments | None,
-        align: bool | None,
-        input_device: torch.device | None,
-    ) -> Any:
-        """Run a forward that returned before its body has run."""
-
-        def step(function: Callable[[Any], Any], value: Any) -> Any:
-            return execute(self._device, sent, align, function, (value,), {})
-
-        finish = partial(self._finish, module, input_device)
-        return resume(body, Call(self._hold, step, finish))
-
-    @contextlib.contextmanager
-    def _hold(self) -> Iterator[None]:
-        """Have the weights on the device while a forward that runs in steps lasts."""
-        calls = self._calls()
-        try:
-            try:
-                self._enter(calls)
-                yield
-            finally:
-                self._leave(calls)
-        finally:
-            self._leave(calls)
-
-    def _calls(self) -> tuple[PassCall | None, GroupCall | None]:
-        """A call of the whole model, where this hook is on it, and one of the group."""
-        return (
-            self.passes.whole_pass() if self.passes is not None else None,
-            self.group.call() if self.group is not None else None,
-        )
-
-    def _enter(self, calls: tuple[PassCall | None, GroupCall | None]) -> None:
-        whole, call = calls
-        if whole is not None:
-            whole.begin()
-        if call is not None:
-            call.enter()
-        for alias in self._aliases:
-            alias.follow()
-
-    def _leave(self, calls: tuple[PassCall | None, GroupCall | None]) -> None:
-        """Undo `_enter`, as far as it came. May be called again."""
-        whole, call = calls
-        try:
-            if call is not None:
-                call.leave()
-                for alias in self._aliases:
-                    alias.follow()
-        finally:
-            if whole is not None:
-                whole.end()
-
-    def _finish(self, module: nn.Module, input_device: torch.device | None, result: Any) -> Any:
-        """Turn the result of a forward that runs in steps into what its caller gets."""
-        result = self.post_forward(module, result)
-        if input_device is not None:
-            return send_to_device(result, input_device, skip_keys=self.skip_keys)
-        return result
 
     def _regroup(self, module: nn.Module) -> None:
         if self._regrouping is not None:

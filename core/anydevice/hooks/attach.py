@@ -11,10 +11,10 @@ from torch import nn
 
 from anydevice.devices import CPU, Device, DeviceLike
 from anydevice.hooks.align import AlignDevicesHook
-from anydevice.hooks.base import add_hook_to_module
 from anydevice.hooks.execution_plan import ExecutionPlan
 from anydevice.hooks.forward import HOOK
 from anydevice.hooks.grouping import attach_groups
+from anydevice.hooks.registration import add_hook_to_module
 from anydevice.modules import own_device
 from anydevice.placement import DeviceMap, find_blocks
 from anydevice.tensors import move_tensor

@@ -17,7 +17,8 @@ import torch
 
 from anydevice.devices import Device, parse_device
 from anydevice.hooks.execution import execute
-from anydevice.tensors import iter_tensors, move_tensor
+from anydevice.nested import iter_tensors
+from anydevice.tensors import move_tensor
 from anydevice.transfer import OffloadGroup
 
 __all__ = ["prepare_backward"]

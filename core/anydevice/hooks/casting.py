@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from anydevice.devices import Device, parse_device
-from anydevice.hooks.base import ModelHook, add_hook_to_module
+from anydevice.hooks.base import ModelHook
+from anydevice.hooks.registration import add_hook_to_module
 from anydevice.hooks.resumable import RESUMABLE, Call, resume
 from anydevice.hooks.structure import computes_with_parts
 from anydevice.transfer import Engine, OffloadGroup

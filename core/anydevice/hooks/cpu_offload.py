@@ -11,14 +11,14 @@ from torch import nn
 
 from anydevice import registry
 from anydevice.devices import CPU, Device, DeviceLike, first_accelerator, parse_device
-from anydevice.hooks.base import (
-    ModelHook,
+from anydevice.hooks.base import ModelHook
+from anydevice.hooks.execution import run_on
+from anydevice.hooks.forward import HOOK, ORIGINAL, OwnForward, PartForward, has_own_forward
+from anydevice.hooks.registration import (
     add_hook_to_module,
     remove_hook_from_module,
     remove_matching_hooks,
 )
-from anydevice.hooks.execution import run_on
-from anydevice.hooks.forward import HOOK, ORIGINAL, OwnForward, PartForward, has_own_forward
 from anydevice.tensors import send_to_device
 from anydevice.ties import Weight, gather_weights
 from anydevice.transfer import copy_batch, page_lock

@@ -16,7 +16,8 @@ import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 from anydevice.devices import CPU, Device, parse_device
-from anydevice.tensors import map_tensors, move_tensor
+from anydevice.nested import map_tensors
+from anydevice.tensors import move_tensor
 
 __all__ = ["CrossDeviceMode", "is_aligned", "with_alignment", "without_alignment"]
 

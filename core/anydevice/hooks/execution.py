@@ -16,7 +16,7 @@ from anydevice.hooks.cross_device import with_alignment, without_alignment
 from anydevice.hooks.current_device import current_device
 from anydevice.hooks.resumable import RESUMABLE, Call, resume
 from anydevice.hooks.writeback import SentArguments
-from anydevice.tensors import all_on_device
+from anydevice.nested import all_on_device
 
 __all__ = ["are_there", "execute", "run_on"]
 

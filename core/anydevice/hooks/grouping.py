@@ -20,45 +20,23 @@ later, and when modules were added or replaced it calls `regroup` for its part o
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
-import torch
 from torch import nn
 
 from anydevice.devices import Device
 from anydevice.errors import DeviceMapError
 from anydevice.hooks.align import AlignDevicesHook
-from anydevice.hooks.base import ModelHook, add_hook_to_module, remove_matching_hooks
-from anydevice.hooks.code_search import needs_all_weights
+from anydevice.hooks.base import ModelHook
 from anydevice.hooks.execution_plan import ExecutionPlan
-from anydevice.hooks.forward import HOOK, ORIGINAL, OwnForward, PartForward, has_own_forward
+from anydevice.hooks.forward import HOOK, ORIGINAL, OwnForward, PartForward
+from anydevice.hooks.registration import add_hook_to_module, remove_matching_hooks
 from anydevice.hooks.structure import computes_with_parts, is_scripted, needs_alignment
-from anydevice.sizes import tensor_bytes
+from anydevice.hooks.survey import Node, Survey, descend, uncalled
 from anydevice.transfer import Engine, OffloadGroup
-from anydevice.weights import Slot, iter_modules, iter_slots
+from anydevice.weights import Slot, iter_modules
 
 __all__ = ["attach_groups"]
-
-
-@dataclasses.dataclass
-class _Node:
-    """A module and what is known of it."""
-
-    name: str
-    module: nn.Module
-    place: Device | None  # where it runs
-    own: list[tuple[str, Slot]]  # its own weights
-    away: list[tuple[str, Slot]]  # those of them that are stored elsewhere
-    places: set[Device | None]  # where it and its parts run
-    size: int  # bytes that are stored elsewhere, of it and its parts
-    block_below: bool
-    shared_below: bool
-    children: list[_Node]
-
-    @property
-    def callable(self) -> bool:
-        return has_own_forward(self.module)
 
 
 def attach_groups(model: nn.Module, plan: ExecutionPlan, engine: Engine) -> None:
@@ -128,61 +106,21 @@ class _Attaching:
     ) -> None:
         self.part, self.module, self.hook = part, module, hook
         self.plan, self.engine = part.plan, part.engine
-        self.blocks, self.preload = frozenset(self.plan.blocks), frozenset(self.plan.preload)
-        owners = [m for _, m in iter_modules(module) if m._modules]
-        uses = Counter(id(c) for m in owners for c in m._modules.values() if c is not None)
-        self.shared = {child for child, count in uses.items() if count > 1}
-        self.nodes: dict[int, _Node] = {}
+        self.survey = Survey(part.plan, module, part.usual)
         self.done: set[int] = set()
         self.aligned = part.aligned
-        self.usual = part.usual
 
     def run(self) -> None:
-        node = self._survey(self.part.name, self.module, None)
+        node = self.survey.look_at(self.part.name, self.module)
         self._visit(node, self.part.in_block, self.part.root)
-
-    # ------------------------------------------------------------------ looking
-
-    def _survey(self, name: str, module: nn.Module, forced: Device | None) -> _Node:
-        """Learn of a module and its parts. ``forced`` is where a preloaded ancestor runs."""
-        known = self.nodes.get(id(module))
-        if known is not None:
-            return known
-        place = forced or self.plan.execution(name)
-        if forced is None and self._is_preloaded(module):
-            forced = place = place or self.plan.main
-        target = (place or self.plan.main).torch
-        own = list(iter_slots(module, name, recurse=False))
-        away = [(n, s) for n, s in own if _is_away(s, target)]
-        node = _Node(name, module, place, own, away, {place}, 0, False, False, [])
-        self.nodes[id(module)] = node
-        dot = f"{name}." if name else ""
-        for child_name, child in module._modules.items():
-            if child is None:
-                continue
-            below = self._survey(dot + child_name, child, forced)
-            node.children.append(below)
-            node.places |= below.places
-            node.size += below.size
-            node.block_below |= below.block_below or below.name in self.blocks
-            node.shared_below |= below.shared_below or id(child) in self.shared
-        seen = {id(s.get()): s for _, s in away}
-        mine = sum(tensor_bytes(t) for s in seen.values() if (t := s.get()) is not None)
-        node.size += mine
-        self.usual = max(self.usual, mine, node.size if name in self.blocks else 0)
-        return node
-
-    def _is_preloaded(self, module: nn.Module) -> bool:
-        """Whether all weights of a module must be where it runs, however large they are."""
-        return type(module).__name__ in self.preload or needs_all_weights(module)
 
     # ------------------------------------------------------------------ attaching
 
-    def _visit(self, node: _Node, in_block: bool, root: bool = False) -> None:
+    def _visit(self, node: Node, in_block: bool, root: bool = False) -> None:
         if id(node.module) in self.done:
             return
         self.done.add(id(node.module))
-        in_block = in_block or node.name in self.blocks
+        in_block = in_block or node.name in self.survey.blocks
         alike = node.places == {node.place} and node.place is not None
         if is_scripted(node.module) and not alike:
             raise DeviceMapError(
@@ -198,20 +136,20 @@ class _Attaching:
         else:
             self._attach_parts(node, in_block, root)
 
-    def _is_whole(self, node: _Node, in_block: bool) -> bool:
+    def _is_whole(self, node: Node, in_block: bool) -> bool:
         """Whether a module with all its parts is one group."""
-        if not node.children or self._is_preloaded(node.module):
+        if not node.children or self.survey.is_preloaded(node.module):
             return True
         limit = self.plan.limits.get(node.place) if node.place is not None else None
         if limit is not None and node.size > limit:
             return False
         if in_block or computes_with_parts(node.module):
             return True
-        return not node.block_below and node.size <= self.usual
+        return not node.block_below and node.size <= self.survey.usual
 
-    def _attach_resident(self, node: _Node, in_block: bool, root: bool) -> None:
+    def _attach_resident(self, node: Node, in_block: bool, root: bool) -> None:
         """All is where it runs: one hook around the module, for its inputs and for changes."""
-        nodes = list(_descend(node))
+        nodes = list(descend(node))
         align = any(needs_alignment(part.module) for part in nodes[:1])
         self._hook(node, nodes, in_block, align=align, root=root)
         for part in nodes[1:]:
@@ -219,36 +157,36 @@ class _Attaching:
             if needs_alignment(part.module):
                 self._hook(part, (), in_block, align=True)
 
-    def _attach_whole(self, node: _Node, in_block: bool, root: bool) -> None:
+    def _attach_whole(self, node: Node, in_block: bool, root: bool) -> None:
         """One group around the module; its parts enter the same one when called by themselves."""
-        nodes = list(_descend(node))
+        nodes = list(descend(node))
         group = self._hook(node, nodes, in_block, align=needs_alignment(node.module), root=root)
         for part in nodes[1:]:
             self.done.add(id(part.module))
             if is_scripted(node.module):
                 continue  # its parts are called in C++
             align = needs_alignment(part.module) or None
-            self._hook(part, list(_descend(part)), in_block, align=align, group=group)
+            self._hook(part, list(descend(part)), in_block, align=align, group=group)
             state = part.module.__dict__
             alone = isinstance(state.get(HOOK), AlignDevicesHook)
             if alone and group is not None and not align and type(state[ORIGINAL]) is OwnForward:
                 state["forward"] = PartForward(part.module, group).forward
 
-    def _attach_parts(self, node: _Node, in_block: bool, root: bool) -> None:
+    def _attach_parts(self, node: Node, in_block: bool, root: bool) -> None:
         """Its own weights around its own forward, each part by itself."""
         if node.callable:
             # Where the place of a module is not known, its inputs come from anywhere.
             comes_to_main = node.place is not None or (root and self.plan.io_same_device)
             align = not (comes_to_main and self._is_on_main(node)) or needs_alignment(node.module)
-            self._hook(node, [node, *_uncalled(node)], in_block, align=align, root=root)
+            self._hook(node, [node, *uncalled(node)], in_block, align=align, root=root)
         for child in node.children:
             self._visit(child, in_block)
 
-    def _is_on_main(self, node: _Node) -> bool:
+    def _is_on_main(self, node: Node) -> bool:
         """Whether all parts run and are stored on the main device, named one by one in the map."""
         return not node.size and node.places <= {None, self.plan.main}
 
-    def _group(self, node: _Node, nodes: Collection[_Node]) -> OffloadGroup:
+    def _group(self, node: Node, nodes: Collection[Node]) -> OffloadGroup:
         """A group of all weights, also those that are in place: they may be assigned to later."""
         device = node.place or self.plan.main
         places = {self._stored(*named) for part in nodes for named in part.away}
@@ -267,8 +205,8 @@ class _Attaching:
 
     def _hook(
         self,
-        node: _Node,
-        nodes: Collection[_Node],
+        node: Node,
+        nodes: Collection[Node],
         in_block: bool,
         *,
         align: bool | None,
@@ -288,7 +226,7 @@ class _Attaching:
         if hook is None:
             hook = AlignDevicesHook.planned(
                 node.place if not same else node.place or self.plan.main,
-                _Part(self.plan, self.engine, node.name, in_block, outer, self.usual, root),
+                _Part(self.plan, self.engine, node.name, in_block, outer, self.survey.usual, root),
                 passes=self.engine if root else None,
                 io_same_device=same,
                 skip_keys=self.plan.skip_keys,
@@ -299,25 +237,3 @@ class _Attaching:
         hook.offload = hook.offload or any(part.away for part in nodes)
         hook.cover(group, [part.module for part in nodes])
         return group
-
-
-# ---------------------------------------------------------------------- looking at modules
-
-
-def _is_away(slot: Slot, target: torch.device) -> bool:
-    tensor = slot.get()
-    return tensor is not None and tensor.device != target
-
-
-def _uncalled(node: _Node) -> Iterator[_Node]:
-    """Parts that are never called themselves, such as a ParameterList: their parent uses them."""
-    for child in node.children:
-        if not child.callable:
-            yield child
-            yield from _uncalled(child)
-
-
-def _descend(node: _Node) -> Iterator[_Node]:
-    yield node
-    for child in node.children:
-        yield from _descend(child)

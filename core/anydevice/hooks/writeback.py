@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from anydevice.devices import Device, parse_device
-from anydevice.tensors import map_tensors, move_tensor
+from anydevice.nested import map_tensors
+from anydevice.tensors import move_tensor
 
 __all__ = ["SentArguments"]
 

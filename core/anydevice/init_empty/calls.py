@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from anydevice.init_empty.log import Log
 from anydevice.init_empty.operations import NeedsValues
 from anydevice.init_empty.steps import Step
-from anydevice.tensors import iter_tensors, map_tensors
+from anydevice.nested import iter_tensors, map_tensors
 
 __all__ = ["CallMode"]
 

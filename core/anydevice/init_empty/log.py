@@ -17,8 +17,8 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from anydevice.errors import ModelError
 from anydevice.init_empty.draws import Draws
+from anydevice.init_empty.real_storages import RealStorages
 from anydevice.init_empty.steps import Step, View, flat_tensors
 from anydevice.tensors import storage_address
 
@@ -46,8 +46,7 @@ class Log:
         self._steps: list[Step] = []
         #: A tensor of each storage, so that no address is used again meanwhile.
         self._anchors: dict[int, torch.Tensor] = {}
-        #: What has been made real: the storage on the host.
-        self._real: dict[int, torch.UntypedStorage] = {}
+        self._real = RealStorages()
         #: The tensors that somebody may hold.
         self._holders: dict[int, list[weakref.ref[torch.Tensor]]] = {}
         self._writers: defaultdict[int, list[Step]] = defaultdict(list)
@@ -163,7 +162,7 @@ class Log:
         with self.at_work():
             view = self.view(tensor)
             self._compute({view.storage})
-            return self._real_view(view)
+            return self._real.tensor(view)
 
     def catch_up(self, generator: torch.Generator) -> None:
         """Draw what a plain build would have drawn from a generator by now."""
@@ -216,7 +215,7 @@ class Log:
         try:
             if default is not step.default_dtype:
                 torch.set_default_dtype(step.default_dtype)
-            results = step.function(*self._real_args(step.args), **self._real_kwargs(step.kwargs))
+            results = step.function(*self._real.args(step.args), **self._real.kwargs(step.kwargs))
         finally:
             if default is not step.default_dtype:
                 torch.set_default_dtype(default)
@@ -225,44 +224,7 @@ class Log:
         if any(step.results):
             for view, result in zip(step.results, flat_tensors(results), strict=True):
                 if view is not None:
-                    self._store(view, result)
-
-    def _store(self, view: View, result: torch.Tensor) -> None:
-        """Take a result as the content of a new storage, in the layout that it had on meta."""
-        fits = result.stride() == view.stride and result.storage_offset() == view.offset
-        if fits or not result.numel():
-            self._real[view.storage] = result.untyped_storage()
-            return
-        self._real[view.storage] = torch.UntypedStorage(  # type: ignore[no-untyped-call]
-            self._bytes(view.storage)
-        )
-        self._real_view(view).copy_(result)
-
-    def _real_view(self, view: View) -> torch.Tensor:
-        storage = self._real.get(view.storage)
-        if storage is None:
-            raise ModelError(
-                "a tensor made in init_empty_weights depends on a parameter whose values were not "
-                "kept. Build the model without init_empty_weights, or make that tensor without "
-                "the parameter."
-            )
-        base = torch.empty(0, dtype=view.dtype, device="cpu")
-        tensor = base.set_(storage, view.offset, view.size, view.stride)
-        tensor = torch._neg_view(tensor) if view.is_neg else tensor
-        return tensor.conj() if view.is_conj else tensor
-
-    def _real_args(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        return tuple(self._real_arg(arg) for arg in args)
-
-    def _real_kwargs(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        return {name: self._real_arg(value) for name, value in kwargs.items()}
-
-    def _real_arg(self, arg: Any) -> Any:
-        if type(arg) is View:
-            return self._real_view(arg)
-        if type(arg) in (list, tuple):
-            return type(arg)(self._real_arg(item) for item in arg)
-        return arg
+                    self._real.store(view, result, self._bytes(view.storage))
 
     def _hand_out(self, storage: int) -> None:
         """Let the tensors that see a storage, parameters excepted, be real ones."""
@@ -272,7 +234,7 @@ class Log:
                 continue  # nobody holds it, or its data has been exchanged since
             view = self.view(tensor)
             real = torch.Tensor._make_subclass(
-                type(tensor), self._real_view(view), tensor.requires_grad
+                type(tensor), self._real.tensor(view), tensor.requires_grad
             )
             real.__dict__.update(tensor.__dict__)
             torch._C._swap_tensor_impl(tensor, real)
@@ -284,7 +246,7 @@ class Log:
 
         def copied(arg: Any) -> Any:
             if type(arg) is View and arg.storage == storage:
-                return self._real_view(arg).clone(memory_format=torch.preserve_format)
+                return self._real.tensor(arg).clone(memory_format=torch.preserve_format)
             return type(arg)(map(copied, arg)) if type(arg) in (list, tuple) else arg
 
         for step in self._readers.pop(storage, ()):

@@ -10,64 +10,32 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
-import logging
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any
 
 import torch
 from torch import nn
 
 from anydevice import registry
 from anydevice.checkpoint.checkpoint import Checkpoint
-from anydevice.checkpoint.info import TensorInfo
-from anydevice.checkpoint.mapped import backing_of
 from anydevice.devices import CPU, DISK, Device
-from anydevice.errors import AnyDeviceError, CheckpointError, DoesNotFitError, OffloadStoreError
+from anydevice.errors import AnyDeviceError, CheckpointError, DoesNotFitError
 from anydevice.interrupts import check
 from anydevice.loading.converting import convert, source_for_disk
 from anydevice.loading.match import Plan, Target
-from anydevice.loading.mismatch import require_match
+from anydevice.loading.methods import LoadMethod, give, is_view, method_of, request_for
 from anydevice.loading.options import LoadOptions
 from anydevice.loading.progress import Progress, touch
-from anydevice.loading.shards import cut, put_local
+from anydevice.loading.report import LoadReport
+from anydevice.loading.requirements import require_loadable
+from anydevice.loading.shards import cut
 from anydevice.loading.sharing import separate
 from anydevice.loading.streaming import Request, stream
-from anydevice.loading.ties import broken_ties
 from anydevice.offload_store.store import write_store
-from anydevice.tensors import PLAIN_TYPES, move_tensor
-from anydevice.text import list_some
-from anydevice.weights import Slot, exchange
+from anydevice.tensors import move_tensor
 
-__all__ = ["LoadReport", "Loading", "memory_to_fill"]
-
-#: How a weight gets its value: a view of its file; read through buffers; converted as a whole;
-#: written to the offload folder, and a view of that.
-LoadMethod: TypeAlias = Literal["map", "stream", "convert", "write"]
-_UNINITIALIZED: Final = (nn.UninitializedParameter, nn.UninitializedBuffer)
-_log: Final = logging.getLogger("anydevice.loading")
-
-
-@dataclasses.dataclass
-class LoadReport:
-    """What loading did.
-
-    Attributes:
-        mapped_bytes: that are views of the checkpoint's files.
-        read_bytes: that were read, cast or moved.
-        written_bytes: that were written to the offload folder.
-        missing: names that the model has and the checkpoint lacks; those of buffers that are not
-            persistent only where they are left on meta.
-        unexpected: names that the checkpoint has and the model lacks.
-    """
-
-    mapped_bytes: int = 0
-    read_bytes: int = 0
-    written_bytes: int = 0
-    missing: list[str] = dataclasses.field(default_factory=list)
-    unexpected: list[str] = dataclasses.field(default_factory=list)
+__all__ = ["Loading"]
 
 
 class Loading:
@@ -102,36 +70,8 @@ class Loading:
             "write": [],
         }
         for target in plan.targets:
-            self.by_method[_method_of(target)].append(target)
-        self._require()
-
-    def _require(self) -> None:
-        source, options = self.checkpoint.source, self.options
-        self._compare_ties()
-        require_match(
-            self.plan,
-            self.model,
-            source,
-            strict=options.strict,
-            allow_missing=options.allow_missing,
-        )
-        if self.by_method["write"]:
-            _require_folder(options.offload_folder, self.by_method["write"])
-        _warn_of_unexpected(self.model, source, self.plan.unexpected)
-        if self.plan.left_on_meta:
-            names = list_some(self.plan.left_on_meta)
-            _log.warning(
-                "%s of %s stay on meta: %s has none", names, type(self.model).__name__, source
-            )
-
-    def _compare_ties(self) -> None:
-        """Say what would be dropped without a word; it is a fault when ``strict``."""
-        strict, source = self.options.strict, self.checkpoint.source
-        for line in broken_ties(self.plan, self.checkpoint, whole=strict):
-            if strict:
-                self.plan.mismatched.append(line)
-            else:
-                _log.warning("%s: %s; those of the latter are taken", source, line)
+            self.by_method[method_of(target)].append(target)
+        require_loadable(model, checkpoint, plan, options, self.by_method["write"])
 
     def run(self) -> LoadReport:
         """Get all values, then put them into the model: see `prepare` and `commit`."""
@@ -153,7 +93,7 @@ class Loading:
             for target in by_method["map"]:
                 check()
                 self._take(target)
-            requests = {t: _request(t) for t in by_method["stream"] if t not in self.values}
+            requests = {t: request_for(t) for t in by_method["stream"] if t not in self.values}
             fills = {t: r for t, r in requests.items() if r.into is not None}
             self._read({t: r for t, r in requests.items() if r.into is None}, by_method["convert"])
             self.write(by_method["write"], {})
@@ -198,7 +138,7 @@ class Loading:
     def _take(self, target: Target) -> None:
         """A view of the file, as it is."""
         self.values[target] = self._host(target)
-        if _is_view(target.info):
+        if is_view(target.info):
             self.report.mapped_bytes += target.info.nbytes
         else:
             self.report.read_bytes += target.info.nbytes
@@ -221,7 +161,7 @@ class Loading:
     def _separate(self) -> None:
         """See `separate`; what is copied is no view of the file any more."""
         for target in separate(self.values):
-            if _is_view(target.info):
+            if is_view(target.info):
                 self.report.mapped_bytes -= target.info.nbytes
                 self.report.read_bytes += target.info.nbytes
 
@@ -266,7 +206,7 @@ class Loading:
         scales = [(t, self._scale(t, t.scale)) for t in self.plan.targets if t.scale]
         self.touched = True
         for target, value in self.values.items():
-            _give(target, value)
+            give(target, value)
         for target, scale in scales:
             owner: Any = target.old
             owner.SCB = scale
@@ -326,96 +266,8 @@ class Loading:
         return error
 
 
-def _is_view(info: TensorInfo) -> bool:
-    """Whether it is a view of its file: one at an odd place is copied, see `MappedFile.tensor`."""
-    return info.offset is not None and info.offset % info.dtype.itemsize == 0
-
-
-def _method_of(target: Target) -> LoadMethod:
-    in_file = target.info.offset is not None
-    if target.device.type == DISK.type:
-        return "write" if target.is_cast or not in_file else "map"
-    if target.device.is_accelerator or target.is_cast:
-        return "stream" if in_file else "convert"
-    return "convert" if target.part is not None and not in_file else "map"
-
-
-def _request(target: Target) -> Request:
-    return Request(
-        target.name,
-        target.info,
-        target.device,
-        target.dtype,
-        target.shape,
-        into=memory_to_fill(target),
-    )
-
-
-def memory_to_fill(target: Target) -> torch.Tensor | None:
-    """The memory that the model has for a weight, if it can take the new value as it is."""
-    old = target.old
-    if target.part is not None:
-        old = old.to_local()  # type: ignore[attr-defined]
-    fits = (
-        type(old) in PLAIN_TYPES
-        and old.layout is torch.strided
-        and not old.is_meta
-        and old.device == target.device.torch
-        and old.dtype == target.dtype
-        and old.shape == target.shape
-        and old.is_contiguous()
-        and not old.is_inference()
-        and backing_of(old) is None  # writing to a view of a file would cost a copy of its pages
-    )
-    return old.detach() if fits else None
-
-
-def _give(target: Target, value: torch.Tensor) -> None:
-    """Let all slots that hold one tensor hold the value; ties stay."""
-    for slot in _one_each(target.slots):
-        if target.part is not None:
-            put_local(slot.table, slot.name, value)
-            continue
-        old = slot.table[slot.name]
-        if type(old) in _UNINITIALIZED:
-            old.materialize(value.shape, dtype=value.dtype)
-        exchange(slot, value)
-
-
-def _one_each(slots: list[Slot]) -> list[Slot]:
-    """One slot of each Parameter; all of buffers, which are replaced."""
-    if len(slots) == 1:
-        return slots
-    first: dict[int, Slot] = {}
-    for slot in slots:
-        first.setdefault(id(slot if slot.is_buffer else slot.get()), slot)
-    return list(first.values())
-
-
 def _device_without_memory(plan: Plan, error: Exception) -> Device | None:
     for device in {t.device for t in plan.targets if t.device.is_accelerator}:
         if registry.get_backend(device.type).is_out_of_memory(error):
             return device
     return None
-
-
-def _require_folder(folder: str | os.PathLike[str] | None, targets: list[Target]) -> None:
-    if folder is not None:
-        if os.path.exists(folder) and not os.path.isdir(folder):
-            raise OffloadStoreError(f"offload_folder={os.fspath(folder)!r} is not a folder")
-        return
-    first = targets[0]
-    if first.is_cast:
-        why = f"cast from {first.info.dtype} to {first.dtype}"
-    else:
-        why = "not in a file as plain bytes"
-    raise OffloadStoreError(
-        f"{len(targets)} weights are placed on the disk and must be written first ({first.name} is "
-        f"{why}): give offload_folder=, or keep the file's dtype with dtype='auto'"
-    )
-
-
-def _warn_of_unexpected(model: nn.Module, source: str, names: list[str]) -> None:
-    """Say once that the checkpoint has more than the model."""
-    if names:
-        _log.warning("%s has no place for %s of %s", type(model).__name__, list_some(names), source)

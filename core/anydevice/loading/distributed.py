@@ -21,12 +21,13 @@ from anydevice.checkpoint.checkpoint import Checkpoint
 from anydevice.checkpoint.info import TensorInfo
 from anydevice.devices import CPU, DISK, Device
 from anydevice.errors import ModelError
-from anydevice.loading.applying import Loading, LoadReport
+from anydevice.loading.applying import Loading
 from anydevice.loading.converting import convert
 from anydevice.loading.match import Plan, Target
 from anydevice.loading.options import LoadOptions
 from anydevice.loading.progress import Progress
 from anydevice.loading.ranks import Ranks, connected, pending_interrupt
+from anydevice.loading.report import LoadReport
 from anydevice.loading.shards import cut
 
 __all__ = ["load_from_rank0"]

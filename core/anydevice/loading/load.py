@@ -16,11 +16,12 @@ from anydevice.checkpoint.collector import collector_paused
 from anydevice.checkpoint.opening import open_checkpoint
 from anydevice.devices import CPU, DISK, Device
 from anydevice.interrupts import uninterrupted
-from anydevice.loading.applying import Loading, LoadReport
+from anydevice.loading.applying import Loading
 from anydevice.loading.casting import Casting
 from anydevice.loading.match import Plan, dtypes_once_loaded, make_plan
 from anydevice.loading.options import DEFAULT_BUFFER_BYTES, LoadOptions, read_options
 from anydevice.loading.progress import Progress
+from anydevice.loading.report import LoadReport
 from anydevice.placement import Headroom, PlacementOptions, check_form, place_model
 from anydevice.text import require_text
 from anydevice.ties import Weight, list_weights, place_weights

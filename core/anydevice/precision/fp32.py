@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import torch
 
-from anydevice.tensors import map_tensors
+from anydevice.nested import map_tensors
 
 __all__ = ["ConvertOutputsToFp32", "convert_outputs_to_fp32", "convert_to_fp32"]
 

@@ -10,8 +10,8 @@ from anydevice.collectives import gather, pad_across_processes
 from anydevice.collectives.gathering import exchange_objects
 from anydevice.data import PreparedLoader, Round, current_iteration
 from anydevice.errors import OptionError
+from anydevice.nested import iter_tensors, map_tensors
 from anydevice.processes import PartialState
-from anydevice.tensors import iter_tensors, map_tensors
 
 __all__ = ["gather_for_metrics"]
 

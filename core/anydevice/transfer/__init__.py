@@ -3,7 +3,8 @@
 from anydevice.transfer.batched_copy import copy_batch, page_lock
 from anydevice.transfer.engine import Engine
 from anydevice.transfer.group import GroupCall, OffloadGroup
-from anydevice.transfer.profile import GroupTransfers, TransferProfile, profile_transfers
+from anydevice.transfer.group_transfers import GroupTransfers
+from anydevice.transfer.profile import TransferProfile, profile_transfers
 from anydevice.transfer.settings import read_prefetch_depth
 from anydevice.transfer.trace import PassCall
 

@@ -95,13 +95,11 @@ class Engine:
 
         Args:
             name: of the module, for messages.
-            modules: full names and modules; the weights that these own, not those of their
-                children.
+            modules: names and modules whose own weights, not their children's, are in the group.
             device: where they are needed.
-            compute_dtype: the dtype that floating-point weights have there; None for their own.
-            offload_device: where they are in between. With ``cpu``, weights that are views of a
-                file may be page-locked in memory too; with ``disk``, or None, they stay in their
-                file.
+            compute_dtype: of floating-point weights there; None for their own.
+            offload_device: where they are in between. With ``cpu``, views of a file may be
+                page-locked in memory; with ``disk`` or None they stay in their file.
         """
         return OffloadGroup(self, name, modules, device, compute_dtype, offload_device == CPU)
 
@@ -110,11 +108,7 @@ class Engine:
         return PassCall(self)
 
     def settle(self) -> None:
-        """Wait until no queued copy reads offloaded weights any more.
-
-        For callers that are about to write to page-locked weights in place, with work of the last
-        forward still queued.
-        """
+        """Wait until no queued copy reads offloaded weights, before they are written in place."""
         with self._lock:
             self._prefetcher.settle()
 
@@ -128,16 +122,11 @@ class Engine:
     # ------------------------------------------------------------------ for groups and passes
 
     def add(self, group: OffloadGroup) -> None:
-        """Take note of a new group."""
+        """Register a new group."""
         self._trace.add(group)
 
     def enter(self, group: OffloadGroup, held: list[Residency]) -> None:
-        """Load a group's weights for a call.
-
-        Args:
-            group: which.
-            held: gets the residencies that the call uses, each before anything is done for it.
-        """
+        """Load a group's weights; ``held`` gets each residency before anything is done for it."""
         gradients = torch.is_grad_enabled()
         try:
             # Inference tensors count no versions, and a change is known by its version.
@@ -187,10 +176,7 @@ class Engine:
                 del current.calls[current.calls.index(call) :]
 
     def compute_on_host(self, group: OffloadGroup) -> None:
-        """Take note that a group computes on the host, from weights that are views of files.
-
-        While the disk is being read at all, the next groups are read ahead.
-        """
+        """A group computes on the host: read the next ones ahead where files are being read."""
         faults = page_faults()
         with self._lock:
             current = self._step(group)

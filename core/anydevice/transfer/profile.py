@@ -19,10 +19,10 @@ from typing import Any
 import torch
 
 from anydevice.text import lay_out_table
+from anydevice.transfer.group_transfers import GroupTransfers, sum_up, table_row
 from anydevice.transfer.queue import DeviceQueue
 
 __all__ = [
-    "GroupTransfers",
     "Span",
     "TransferProfile",
     "copies_alone",
@@ -87,31 +87,6 @@ class Span:
         return max(0.0, self.link.end - self.begin)
 
 
-@dataclasses.dataclass(frozen=True)
-class GroupTransfers:
-    """What a group's weights cost.
-
-    Attributes:
-        group: its name.
-        device: where they were needed.
-        uses: how often.
-        ahead: how many of these were prefetched.
-        bytes: that were copied.
-        copies: that it took.
-        seconds: that the copies took.
-        waited: seconds for which the device stood still for them.
-    """
-
-    group: str
-    device: str
-    uses: int
-    ahead: int
-    bytes: int
-    copies: int
-    seconds: float
-    waited: float
-
-
 class TransferProfile:
     """Made by `profile_transfers`; complete when its context has ended."""
 
@@ -130,7 +105,7 @@ class TransferProfile:
         groups: dict[tuple[str, str], list[Span]] = {}
         for span in self._spans:
             groups.setdefault((span.group, span.device), []).append(span)
-        return [_sum(group, device, spans) for (group, device), spans in groups.items()]
+        return [sum_up(group, device, spans) for (group, device), spans in groups.items()]
 
     @property
     def bytes(self) -> int:
@@ -157,9 +132,9 @@ class TransferProfile:
         """A line for each group, and the sum."""
         head = ("GROUP", "DEVICE", "USES", "AHEAD", "MB", "COPIES", "COPY ms", "WAITED ms")
         groups = self.groups
-        rows = [head, *(_row(u) for u in groups)]
+        rows = [head, *(table_row(u) for u in groups)]
         rows.append(
-            _row(
+            table_row(
                 GroupTransfers(
                     "all",
                     "",
@@ -243,34 +218,6 @@ class _Watcher:
             event, span, field = mark
             self._wait(event)
             setattr(span, field, self._now())
-
-
-def _sum(group: str, device: str, spans: list[Span]) -> GroupTransfers:
-    transfers = [span for span in spans if span.row == "link"]
-    uses = [span for span in spans if span.row == "compute"]
-    return GroupTransfers(
-        group,
-        device,
-        len(uses),
-        sum(span.ahead for span in transfers),
-        sum(span.nbytes for span in transfers),
-        sum(span.copies for span in transfers),
-        sum(span.seconds for span in transfers),
-        sum(span.waited for span in uses),
-    )
-
-
-def _row(group: GroupTransfers) -> tuple[str, ...]:
-    return (
-        group.group or "(root)",
-        group.device,
-        str(group.uses),
-        str(group.ahead),
-        f"{group.bytes / 1e6:.1f}",
-        str(group.copies),
-        f"{group.seconds * 1e3:.2f}",
-        f"{group.waited * 1e3:.2f}",
-    )
 
 
 #: The profile that is being taken, if any.

@@ -1,0 +1,119 @@
+"""Adding hooks to modules and removing them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import nn
+
+from anydevice.hooks.base import ModelHook, SequentialHook
+from anydevice.hooks.forward import HOOK, ORIGINAL, HookedForward, OwnForward, own_forward
+from anydevice.weights import iter_modules
+
+__all__ = [
+    "add_hook_to_module",
+    "remove_hook_from_module",
+    "remove_hook_from_submodules",
+    "remove_hooks_of_kind",
+    "remove_matching_hooks",
+]
+
+
+def add_hook_to_module(module: nn.Module, hook: ModelHook, append: bool = False) -> nn.Module:
+    """Put a hook around a module's forward. `remove_hook_from_module` undoes it.
+
+    Args:
+        module: the module; changed in place.
+        hook: the hook. It takes the place of one that is there already.
+        append: keep the one that is there, and run this one after it (`SequentialHook`).
+
+    Returns:
+        The same module.
+    """
+    state = module.__dict__
+    old = state.get(HOOK)
+    if old is not None and append:
+        module = hook.init_hook(module)
+        hooks = old.hooks if type(old) is SequentialHook else (old,)
+        state[HOOK] = SequentialHook(*hooks, hook)
+        state["forward"] = HookedForward(module)
+        return module
+    if old is not None:
+        remove_hook_from_module(module)
+    module = hook.init_hook(module)
+    state[HOOK] = hook
+    state[ORIGINAL] = own_forward(module)
+    state["forward"] = HookedForward(module)
+    return module
+
+
+def remove_hook_from_module(module: nn.Module, recurse: bool = False) -> nn.Module:
+    """Remove a module's hook, and put its own forward back.
+
+    Args:
+        module: the module; changed in place. One without a hook is left as it is.
+        recurse: whether the hooks of all its submodules are removed too.
+
+    Returns:
+        The same module.
+    """
+    if recurse:  # the outermost is the last, and finds a model without hooks
+        for _, part in reversed(list(iter_modules(module))):
+            remove_hook_from_module(part)
+        return module
+    state = module.__dict__
+    hook = state.pop(HOOK, None)
+    original = state.pop(ORIGINAL, None)
+    if original is not None:
+        if type(original) is OwnForward:
+            state.pop("forward", None)
+        else:  # one that the user had put in the instance
+            state["forward"] = original
+    if hook is not None:
+        hook.detach_hook(module)
+    return module
+
+
+def remove_hook_from_submodules(module: nn.Module) -> None:
+    """Remove the hooks of a module and all its submodules. Weights stay where they are stored.
+
+    What is left is an ordinary model, with the same Parameters as ever, ties and all. Weights that
+    were offloaded are host tensors, and buffers that were kept on a device for them join them
+    there; `anydevice.undispatch` also brings all to one device.
+
+    Args:
+        module: the module; changed in place.
+    """
+    remove_hook_from_module(module, recurse=True)
+
+
+def remove_hooks_of_kind(model: nn.Module, *kinds: type[ModelHook]) -> None:
+    """Remove hooks of some classes from a model and its submodules; all others stay.
+
+    Args:
+        model: changed in place.
+        *kinds: the classes.
+    """
+    for _, module in iter_modules(model):
+        remove_matching_hooks(module, lambda hook: isinstance(hook, kinds))
+
+
+def remove_matching_hooks(module: nn.Module, matches: Callable[[ModelHook], bool]) -> None:
+    """Remove some of the hooks of one module.
+
+    Args:
+        module: changed in place.
+        matches: says of a hook whether it is to be removed.
+    """
+    hook: ModelHook | None = module.__dict__.get(HOOK)
+    if hook is None:
+        return
+    hooks = hook.hooks if isinstance(hook, SequentialHook) else (hook,)
+    kept = [h for h in hooks if not matches(h)]
+    if not kept:
+        remove_hook_from_module(module)
+    elif len(kept) < len(hooks):
+        module.__dict__[HOOK] = SequentialHook(*kept) if len(kept) > 1 else kept[0]
+        for gone in hooks:
+            if matches(gone):
+                gone.detach_hook(module)

@@ -1,0 +1,93 @@
+"""How one weight gets its value, and putting the value into the model."""
+
+from __future__ import annotations
+
+from typing import Final, Literal, TypeAlias
+
+import torch
+from torch import nn
+
+from anydevice.checkpoint.info import TensorInfo
+from anydevice.checkpoint.mapped import backing_of
+from anydevice.devices import DISK
+from anydevice.loading.match import Target
+from anydevice.loading.shards import put_local
+from anydevice.loading.streaming import Request
+from anydevice.tensors import PLAIN_TYPES
+from anydevice.weights import Slot, exchange
+
+__all__ = ["LoadMethod", "give", "is_view", "memory_to_fill", "method_of", "request_for"]
+
+#: How a weight gets its value: a view of its file; read through buffers; converted as a whole;
+#: written to the offload folder, and a view of that.
+LoadMethod: TypeAlias = Literal["map", "stream", "convert", "write"]
+
+_UNINITIALIZED: Final = (nn.UninitializedParameter, nn.UninitializedBuffer)
+
+
+def is_view(info: TensorInfo) -> bool:
+    """Whether it is a view of its file: one at an odd place is copied, see `MappedFile.tensor`."""
+    return info.offset is not None and info.offset % info.dtype.itemsize == 0
+
+
+def method_of(target: Target) -> LoadMethod:
+    """How a weight gets its value, from where it is stored and where it goes."""
+    in_file = target.info.offset is not None
+    if target.device.type == DISK.type:
+        return "write" if target.is_cast or not in_file else "map"
+    if target.device.is_accelerator or target.is_cast:
+        return "stream" if in_file else "convert"
+    return "convert" if target.part is not None and not in_file else "map"
+
+
+def request_for(target: Target) -> Request:
+    """What to read for a weight, into memory that the model has where it can."""
+    return Request(
+        target.name,
+        target.info,
+        target.device,
+        target.dtype,
+        target.shape,
+        into=memory_to_fill(target),
+    )
+
+
+def memory_to_fill(target: Target) -> torch.Tensor | None:
+    """The memory that the model has for a weight, if it can take the new value as it is."""
+    old = target.old
+    if target.part is not None:
+        old = old.to_local()  # type: ignore[attr-defined]
+    fits = (
+        type(old) in PLAIN_TYPES
+        and old.layout is torch.strided
+        and not old.is_meta
+        and old.device == target.device.torch
+        and old.dtype == target.dtype
+        and old.shape == target.shape
+        and old.is_contiguous()
+        and not old.is_inference()
+        and backing_of(old) is None  # writing to a view of a file would cost a copy of its pages
+    )
+    return old.detach() if fits else None
+
+
+def give(target: Target, value: torch.Tensor) -> None:
+    """Let all slots that hold one tensor hold the value; ties stay."""
+    for slot in _one_each(target.slots):
+        if target.part is not None:
+            put_local(slot.table, slot.name, value)
+            continue
+        old = slot.table[slot.name]
+        if type(old) in _UNINITIALIZED:
+            old.materialize(value.shape, dtype=value.dtype)
+        exchange(slot, value)
+
+
+def _one_each(slots: list[Slot]) -> list[Slot]:
+    """One slot of each Parameter; all of buffers, which are replaced."""
+    if len(slots) == 1:
+        return slots
+    first: dict[int, Slot] = {}
+    for slot in slots:
+        first.setdefault(id(slot if slot.is_buffer else slot.get()), slot)
+    return list(first.values())
