@@ -133,8 +133,15 @@ def test_without_accelerate_and_enabled_by_the_environment(saved, tmp_path):
         t5 = load(AutoModelForSeq2SeqLM, {saved("t5").folder!r})
         answer = t5.generate(ids, max_new_tokens=4, do_sample=False)
         devices = sorted(map(str, {{*llama.hf_device_map.values()}}))
+        from peft import LoraConfig, PeftModel, get_peft_model
+        adapted = get_peft_model(llama, LoraConfig(target_modules=["q_proj"]))
+        adapted.save_pretrained({str(tmp_path / "adapter")!r})
+        again = load(AutoModelForCausalLM, {saved("llama").folder!r})
+        again = PeftModel.from_pretrained(again, {str(tmp_path / "adapter")!r})
+        with torch.no_grad():
+            same = torch.allclose(again(ids).logits, adapted(ids).logits, atol=1e-5)
         assert sys.modules["accelerate"] is None
-        print(json.dumps([devices, tokens.tolist(), answer.tolist()]))
+        print(json.dumps([devices, tokens.tolist(), answer.tolist(), same]))
         """,
         ANYDEVICE_TRANSFORMERS="1",
     )
@@ -146,6 +153,7 @@ def test_without_accelerate_and_enabled_by_the_environment(saved, tmp_path):
         ["0", "cpu", "disk"],
         saved("llama").plain.generate(ids, **options).tolist(),
         saved("t5").plain.generate(ids, **options).tolist(),
+        True,
     ]
 
 

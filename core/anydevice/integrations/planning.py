@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 
 from anydevice.devices import DISK, resolve_device
-from anydevice.errors import ModelError
+from anydevice.errors import DeviceMapError, ModelError
 from anydevice.placement import (
     STRATEGIES,
     Placement,
@@ -18,10 +18,13 @@ from anydevice.placement import (
     get_max_memory,
     place_model,
 )
+from anydevice.pretrained.quantized import method_of
 from anydevice.sizes import DtypeLike
 
 __all__ = ["Planned", "plan", "planned_for", "read_device_map"]
 
+#: Methods whose weights are no plain tensors, and so cannot be stored on the disk.
+_KEPT_IN_MEMORY: Final = frozenset({"torchao"})
 #: The attribute of a model, while it is loaded, that holds its `Planned`.
 _PLANNED: Final = "_anydevice_planned"
 
@@ -66,8 +69,16 @@ def plan(model: Any, device_map: Any, max_memory: Any = None, quantizer: Any = N
     if quantizer is not None and device_map in STRATEGIES:
         max_memory = quantizer.adjust_max_memory(get_max_memory(max_memory))
         max_memory = {device: int(size) for device, size in max_memory.items()}
-    options = PlacementOptions(max_memory, special_dtypes=_dtypes_once_loaded(model, quantizer))
+    stored = method_of(quantizer) not in _KEPT_IN_MEMORY
+    options = PlacementOptions(
+        max_memory, special_dtypes=_dtypes_once_loaded(model, quantizer), disk=stored
+    )
     placement = place_model(model, device_map, options).placement
+    if not stored and DISK in placement.devices.devices:
+        raise DeviceMapError(
+            f"device_map places modules on the disk, where weights that {method_of(quantizer)} "
+            "quantizes cannot be stored: place them on the host or an accelerator"
+        )
     model.__dict__[_PLANNED] = Planned(placement, quantizer)
     model.anydevice_placement = placement
     return {name: _torch_name(device) for name, device in placement.items()}
@@ -77,7 +88,7 @@ def planned_for(model: Any) -> Planned:
     """What `plan` decided for a model.
 
     Raises:
-        ModelError: nothing.
+        ModelError: it was not planned by it.
     """
     planned = model.__dict__.get(_PLANNED)
     if not isinstance(planned, Planned):

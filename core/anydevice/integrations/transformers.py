@@ -15,6 +15,7 @@ looked up. Each stands in `_patches` with its reason. The range of versions is `
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import sys
@@ -23,6 +24,7 @@ from typing import Any, Final
 
 from anydevice.dispatch import dispatch_model
 from anydevice.hooks import AlignDevicesHook, add_hook_to_module
+from anydevice.integrations import peft
 from anydevice.integrations.deferred import DeferredWeights, read_files
 from anydevice.integrations.patching import (
     Enabled,
@@ -133,6 +135,7 @@ def _patches() -> Iterator[Patch]:
         gated = name.startswith("transformers.quantizers.") or module is modeling
         if gated and "is_accelerate_available" in vars(module):
             yield Patch(module, "is_accelerate_available", _is_available)
+    yield from peft.patches()
 
 
 _integration = Integration(_patches)
@@ -158,10 +161,21 @@ def _load(
     *others: Any,
     **options: Any,
 ) -> Any:
+    if peft.is_dispatched(model):  # an adapter is loaded: it rests beside its base, in memory
+        load_config = dataclasses.replace(load_config, device_map=_without_disk(model))
     mapped = load_config.device_map is not None and not load_config.disable_mmap
     if mapped and checkpoint_files and state_dict is None:
         state_dict, checkpoint_files = read_files(checkpoint_files), None
     return original(model, state_dict, checkpoint_files, load_config, *others, **options)
+
+
+def _without_disk(model: Any) -> dict[str, str]:
+    """The device map of a loaded model, as one for weights that are not stored on the disk."""
+    devices = model.anydevice_placement.devices.entries()
+    return {
+        name: str(device.torch) if device.is_accelerator else "cpu"
+        for name, device in devices.items()
+    }
 
 
 def _begin_disk(model: Any, folder: Any, *_: Any, **__: Any) -> DeferredWeights:
