@@ -14,11 +14,22 @@ import torch
 
 from anydevice_conformance.subject import Subject
 
-__all__ = ["holdings", "nothing_kept"]
+__all__ = ["holdings", "nothing_kept", "only_new_objects"]
 
 #: What many calls together may leave; each of them leaves nothing.
 _ALLOWED: Final = {"file descriptors": 3, "threads": 3, "tensors": 8}
 _ALLOWED_BYTES: Final = 48 * 1024
+
+
+@contextlib.contextmanager
+def only_new_objects() -> Iterator[None]:
+    """Have `holdings` look at what is made in the context only: a tenth of the time."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 @contextlib.contextmanager

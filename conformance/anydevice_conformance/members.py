@@ -13,8 +13,9 @@ import torch
 from anydevice_conformance.data import DTYPES, same_bits
 from anydevice_conformance.situations import restored
 from anydevice_conformance.subject import Subject
+from anydevice_conformance.watching import Watched
 
-__all__ = ["Probe", "kinds_of_moves", "probes"]
+__all__ = ["Probe", "probes"]
 
 _MIB: Final = 1 << 20
 #: What a backend declares, once and for all.
@@ -81,7 +82,7 @@ def _made(subject: Subject) -> Iterator[Probe]:
 
 
 def _presence(subject: Subject) -> Probe:
-    backend = subject.backend
+    backend = Watched(subject)
     names = {index: backend.device_name(index) for index in subject.indices}
     count = len(subject.indices)
     declared = {name: getattr(backend, name) for name in _DECLARED}
@@ -100,15 +101,15 @@ def _presence(subject: Subject) -> Probe:
         assert name == names[index], f"device_name({index}) was {names[index]!r}, and is {name!r}"
 
     def repeat(index: int) -> None:
-        backend.is_available()
-        backend.device_count()
-        backend.device_name(index)
+        subject.backend.is_available()
+        subject.backend.device_count()
+        subject.backend.device_name(index)
 
     return Probe("is_available, device_count and device_name", run, repeat)
 
 
 def _dtypes(subject: Subject) -> Probe:
-    backend = subject.backend
+    backend = Watched(subject)
     known = {dtype: backend.supports_dtype(dtype) for dtype in DTYPES}
     dtypes = itertools.cycle(DTYPES)
 
@@ -117,11 +118,11 @@ def _dtypes(subject: Subject) -> Probe:
             found: Any = backend.supports_dtype(dtype)
             assert found is known[dtype], f"supports_dtype({dtype}) was {known[dtype]}, is {found}"
 
-    return Probe("supports_dtype", run, lambda index: backend.supports_dtype(next(dtypes)))
+    return Probe("supports_dtype", run, lambda index: subject.backend.supports_dtype(next(dtypes)))
 
 
 def _errors(subject: Subject) -> Probe:
-    backend = subject.backend
+    backend = Watched(subject)
     real = None if subject.is_host else _provoked(subject)
 
     def run(index: int) -> None:
@@ -137,9 +138,9 @@ def _errors(subject: Subject) -> Probe:
             assert found is False, f"is_out_of_memory is {found!r} for {error!r}"
 
     def repeat(index: int) -> None:
-        backend.is_out_of_memory(RuntimeError("no"))
+        subject.backend.is_out_of_memory(RuntimeError("no"))
         if real is not None:
-            backend.is_out_of_memory(real)
+            subject.backend.is_out_of_memory(real)
 
     return Probe("is_out_of_memory", run, repeat)
 
@@ -160,7 +161,7 @@ class _Memory:
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
-        self.backend = subject.backend
+        self.backend: Any = Watched(subject)
         self.totals = {i: self.read("memory_info", i, "total") for i in subject.indices}
         self.size = 0
         for size in (_MIB, 24 * _MIB):
@@ -222,7 +223,7 @@ class _Memory:
 
 
 def _memory(subject: Subject) -> Iterator[Probe]:
-    memory, backend = _Memory(subject), subject.backend
+    memory, backend = _Memory(subject), Watched(subject)
 
     def info(index: int) -> None:
         before = backend.memory_info(index)
@@ -272,15 +273,15 @@ def _memory(subject: Subject) -> Iterator[Probe]:
             f"empty_cache({index}) kept {found} bytes reserved, of {with_it}"
         )
 
-    yield Probe("memory_info", info, backend.memory_info, may_decline=True)
-    yield Probe("memory_allocated", allocated, backend.memory_allocated, may_decline=True)
+    yield Probe("memory_info", info, subject.backend.memory_info, may_decline=True)
+    yield Probe("memory_allocated", allocated, subject.backend.memory_allocated, may_decline=True)
 
     def repeat(index: int) -> None:
-        backend.reset_peak_memory(index)
-        backend.peak_memory_allocated(index)
+        subject.backend.reset_peak_memory(index)
+        subject.backend.peak_memory_allocated(index)
 
     yield Probe("peak_memory_allocated and reset_peak_memory", peaks, repeat, may_decline=True)
-    yield Probe("empty_cache", cache, backend.empty_cache)
+    yield Probe("empty_cache", cache, subject.backend.empty_cache)
 
 
 def _settle(subject: Subject, index: int) -> None:
@@ -324,7 +325,7 @@ def _assert_round_trip(subject: Subject, index: int) -> None:
 
 
 def _waiting(subject: Subject) -> Probe:
-    backend, host = subject.backend, torch.device("cpu")
+    backend, host = Watched(subject), torch.device("cpu")
 
     def run(index: int) -> None:
         values = torch.arange(2000.0)
@@ -341,7 +342,7 @@ def _waiting(subject: Subject) -> Probe:
             where = "a side stream" if number else "the current stream"
             assert torch.equal(copy, values * 3), f"after synchronize the work of {where} lacks"
 
-    return Probe("synchronize", run, backend.synchronize)
+    return Probe("synchronize", run, subject.backend.synchronize)
 
 
 def _stream(subject: Subject, index: int) -> Any:
@@ -353,7 +354,7 @@ def _stream(subject: Subject, index: int) -> Any:
 
 
 def _streams(subject: Subject) -> Iterator[Probe]:
-    backend, host = subject.backend, torch.device("cpu")
+    backend, host = Watched(subject), torch.device("cpu")
 
     def using(index: int) -> None:
         current = {i: backend.current_stream(i) for i in subject.indices}
@@ -420,18 +421,18 @@ def _streams(subject: Subject) -> Iterator[Probe]:
 
     def repeat(index: int) -> None:
         stream = _stream(subject, index)
-        with backend.use_stream(stream):
-            event = backend.record_event(stream)
-        backend.wait_event(backend.current_stream(index), event)
-        backend.synchronize_event(event)
+        with subject.backend.use_stream(stream):
+            event = subject.backend.record_event(stream)
+        subject.backend.wait_event(subject.backend.current_stream(index), event)
+        subject.backend.synchronize_event(event)
 
     def failing(index: int) -> None:
-        with backend.use_stream(_stream(subject, index)):
+        with subject.backend.use_stream(_stream(subject, index)):
             raise ZeroDivisionError
 
     yield Probe("new_stream, current_stream and use_stream", using, failing)
     yield Probe("record_event and wait_event", ordering, repeat)
-    yield Probe("record_event and synchronize_event", events, backend.new_stream)
+    yield Probe("record_event and synchronize_event", events, subject.backend.new_stream)
     yield Probe("wait_event between devices", crossing)
 
 
@@ -457,7 +458,7 @@ def _assert_current(subject: Subject, wanted: dict[int, Any], when: str) -> None
 
 
 def _random(subject: Subject) -> Iterator[Probe]:
-    backend = subject.backend
+    backend = Watched(subject)
     seeds = (3, 2**33 + 3, 2**63 - 1)
     known = {}
     for seed in seeds:
@@ -486,8 +487,8 @@ def _random(subject: Subject) -> Iterator[Probe]:
             assert torch.equal(backend.rng_state(i), before[i]), f"device {i}'s state changed, too"
 
     def repeat(index: int) -> None:
-        backend.manual_seed_all(5)
-        backend.set_rng_state(backend.rng_state(index), index)
+        subject.backend.manual_seed_all(5)
+        subject.backend.set_rng_state(subject.backend.rng_state(index), index)
 
     yield Probe("manual_seed_all", seeding, repeat)
     yield Probe("rng_state and set_rng_state", states)
@@ -500,7 +501,7 @@ def _drawn(subject: Subject, index: int) -> torch.Tensor:
 
 
 def _pinning(subject: Subject) -> Probe:
-    backend = subject.backend
+    backend = Watched(subject)
     numbers = itertools.count()
 
     def run(index: int) -> None:
@@ -523,49 +524,4 @@ def _pinning(subject: Subject) -> Probe:
         again = backend.pin_memory(source)
         assert again.data_ptr() != pinned.data_ptr(), "two results are one memory"
 
-    return Probe("pin_memory", run, lambda index: backend.pin_memory(torch.ones(30)))
-
-
-def kinds_of_moves(subject: Subject) -> dict[str, Callable[[int], object]]:
-    """Moves of many kinds, also ones that fail: for many times."""
-    backend = subject.backend
-    plain = torch.arange(64.0)
-    turned = plain.view(8, 8).t()
-    wide = torch.ones(1, dtype=torch.uint8).expand(1 << 46)
-    there = {index: plain.to(subject.device(index)) for index in subject.indices}
-    leaf = torch.nn.Parameter(plain.clone())
-
-    def waited(index: int, moved: torch.Tensor) -> None:
-        del moved
-        backend.synchronize(index)
-
-    found: dict[str, Callable[[int], object]] = {
-        "a non-blocking move to the device": lambda i: waited(
-            i, subject.put(plain, i, non_blocking=True)
-        ),
-        "a move of a transposed tensor": lambda i: subject.put(turned, i),
-        "a move of a Parameter": lambda i: subject.put(leaf, i),
-        "a move to the host": lambda i: subject.fetch(there[i]),
-        "a non-blocking move to the host": lambda i: waited(
-            i, subject.fetch(there[i], non_blocking=True)
-        ),
-        "a move of what is there": lambda i: subject.put(there[i], i),
-    }
-    if not subject.is_host:
-        found["a move that has no room"] = lambda i: subject.put(wide, i)
-    if subject.capabilities.pinned_memory:
-        pinned = backend.pin_memory(plain)
-        found["a non-blocking move from pinned memory"] = lambda i: waited(
-            i, subject.put(pinned, i, non_blocking=True)
-        )
-        found["pinning a transposed tensor"] = lambda i: backend.pin_memory(turned)
-        found["pinning a tensor of the device"] = lambda i: backend.pin_memory(there[i])
-    if len(subject.indices) > 1:
-        others = {i: subject.indices[n - 1] for n, i in enumerate(subject.indices)}
-        found["a move between devices"] = lambda i: subject.put(there[i], others[i])
-        found["a non-blocking move between devices"] = lambda i: waited(
-            i, subject.put(there[i].view(8, 8).t(), others[i], non_blocking=True)
-        )
-    if subject.infers:
-        found["a move in inference mode"] = torch.inference_mode()(lambda i: subject.put(plain, i))
-    return found
+    return Probe("pin_memory", run, lambda index: subject.backend.pin_memory(torch.ones(30)))

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import torch
 from hypothesis import strategies as st
 from torch import nn
 
 from anydevice_conformance.data import DTYPES, same_bits, short_name
-from anydevice_conformance.situations import (
-    Situation,
-    restored,
-    run_in,
-    situations,
-    state,
-)
+from anydevice_conformance.layouts import LAYOUTS
+from anydevice_conformance.situations import Situation, situations
 from anydevice_conformance.subject import Subject
 
-__all__ = ["LAYOUTS", "Move", "check_move", "moves"]
+__all__ = ["KINDS", "Move", "Source", "dtypes_of", "make_source", "moves"]
 
 Place = int | None  # a device's index; None is the host
 
@@ -66,6 +60,13 @@ class Move:
     bare: bool = False
 
     @property
+    def bytes(self) -> int:
+        """How much memory its storage takes, about."""
+        layout = LAYOUTS[self.layout](self.shape)
+        assert layout is not None
+        return (layout[0] + 2 * _MARGIN) * self.dtype.itemsize
+
+    @property
     def direction(self) -> str:
         """In words."""
         names = ["the host" if p is None else f"device {p}" for p in (self.source, self.target)]
@@ -87,84 +88,26 @@ class Move:
         return f"<move of {', '.join(words)}; {str(self.situation)[1:-1]}>"
 
 
-# ---------------------------------------------------------------------- layouts
+def moves(
+    subject: Subject, *, between: bool = False, pinning: bool = False
+) -> st.SearchStrategy[Move]:
+    """Moves to the device, back, on the device itself; or all of them ``between`` two devices.
 
-Build = Callable[[tuple[int, ...]], "tuple[int, Callable[[torch.Tensor], torch.Tensor]] | None"]
-
-
-def _contiguous(shape: tuple[int, ...]) -> Any:
-    return math.prod(shape), lambda flat: flat.view(shape)
-
-
-def _transposed(shape: tuple[int, ...]) -> Any:
-    if len(shape) < 2:
-        return None
-    order = tuple(reversed(range(len(shape))))
-    return math.prod(shape), lambda flat: flat.view(shape[::-1]).permute(order)
-
-
-def _channels_last(shape: tuple[int, ...]) -> Any:
-    if len(shape) not in (4, 5):
-        return None
-    back = (0, len(shape) - 1, *range(1, len(shape) - 1))
-    return math.prod(shape), lambda flat: flat.view(shape[0], *shape[2:], shape[1]).permute(back)
-
-
-def _stepped(shape: tuple[int, ...]) -> Any:
-    return 2 * math.prod(shape), lambda flat: flat.view(*shape, 2)[..., 0]
-
-
-def _narrowed(shape: tuple[int, ...]) -> Any:
-    if not shape:
-        return None
-    wide = (*shape[:-1], shape[-1] + 3)
-    return math.prod(wide), lambda flat: flat.view(wide)[..., 1 : 1 + shape[-1]]
-
-
-def _expanded(shape: tuple[int, ...]) -> Any:
-    if not shape or not shape[-1]:
-        return None
-    return math.prod(shape[:-1]), lambda flat: flat.view(*shape[:-1], 1).expand(shape)
-
-
-def _overlapping(shape: tuple[int, ...]) -> Any:
-    if len(shape) != 2 or 0 in shape or shape[1] < 2:
-        return None
-    rows, columns = shape
-    step = max(1, columns // 2)
-    return (rows - 1) * step + columns, lambda flat: flat.unfold(0, columns, step)
-
-
-#: Name to a function of the shape, which gives how many elements the storage has, and the view of
-#: a flat tensor of so many; None where the layout has no such shape.
-LAYOUTS: Final[dict[str, Build]] = {
-    "contiguous": _contiguous,
-    "transposed": _transposed,
-    "channels-last": _channels_last,
-    "stepped": _stepped,
-    "narrowed": _narrowed,
-    "expanded": _expanded,
-    "overlapping": _overlapping,
-}
-
-
-# ---------------------------------------------------------------------- generating
-
-
-def moves(subject: Subject, *, between: bool = False) -> st.SearchStrategy[Move]:
-    """Moves to the device, back, on the device itself; or all of them ``between`` two devices."""
+    With ``pinning`` all are to the device, of sources that are not pinned yet.
+    """
     # Made once: drawing is most of what an example costs.
-    kinds = {dtype: tuple(_kinds(dtype, subject)) for dtype in subject.supported(*DTYPES)}
+    kinds = {kind: dtypes_of(subject, kind) for kind in KINDS}
+    kinds = {kind: dtypes for kind, dtypes in kinds.items() if dtypes}
     layouts = list(LAYOUTS)
-    pins = subject.capabilities.pinned_memory
+    pins = subject.capabilities.pinned_memory and not pinning
     routes: list[tuple[Place, Place]]
     if between:
         routes = [(a, b) for a in subject.indices for b in subject.indices if a != b]
     else:
-        routes = [(None, 0), (0, None), (None, 0), (0, 0)]
+        routes = [(None, 0)] if pinning else [(None, 0), (0, None), (None, 0), (0, 0)]
 
     def build(
-        dtype: torch.dtype,
+        kind: str,
         shape: tuple[int, ...],
         layout: str,
         route: tuple[Place, Place],
@@ -180,7 +123,7 @@ def moves(subject: Subject, *, between: bool = False) -> st.SearchStrategy[Move]
         if LAYOUTS[layout](shape) is None:
             layout = "contiguous" if dice % 2 or len(shape) < 2 else "transposed"
         return Move(
-            dtype,
+            kinds[kind][dice // 20 % len(kinds[kind])],
             shape,
             layout,
             (0, 0, 1, 3, 16)[dice // 4 % 5],
@@ -188,7 +131,7 @@ def moves(subject: Subject, *, between: bool = False) -> st.SearchStrategy[Move]
             target,
             bool(dice & 1),
             pins and source is None and bool(dice & 2),
-            kinds[dtype][dice // 20 % len(kinds[dtype])],
+            kind,
             dataclasses.replace(situation, index=source if source is not None else target or 0),
             dice // 400,
             bare=target == 0 and dice // 400 % 3 == 1,
@@ -196,7 +139,7 @@ def moves(subject: Subject, *, between: bool = False) -> st.SearchStrategy[Move]
 
     return st.builds(
         build,
-        st.sampled_from(list(kinds)),
+        st.sampled_from(["plain"] * 5 + [kind for kind in kinds if kind != "plain"]),
         _shapes(),
         st.sampled_from(layouts),
         st.sampled_from(routes),
@@ -218,20 +161,25 @@ def _shapes() -> st.SearchStrategy[tuple[int, ...]]:
     return st.builds(build, st.integers(0, 9), st.integers(0, 6**6 - 1))
 
 
-def _kinds(dtype: torch.dtype, subject: Subject) -> list[str]:
-    kinds = ["plain", "plain"] + (["inference"] if subject.infers else [])
-    if dtype.is_floating_point and dtype.itemsize > 1:
-        kinds += ["requires_grad", "parameter"]
-    if dtype.is_complex:
-        kinds += ["conjugate", "requires_grad"]
-    if dtype in (torch.float32, torch.float64) and dtype.to_complex() in subject.supported(
-        torch.complex64, torch.complex128
-    ):
-        kinds.append("negative")
-    return kinds
+#: Kinds of tensors, each with what dtypes can have it.
+KINDS: Final[dict[str, Callable[[torch.dtype], bool]]] = {
+    "plain": lambda dtype: True,
+    "inference": lambda dtype: True,
+    "requires_grad": lambda d: (d.is_floating_point and d.itemsize > 1) or d.is_complex,
+    "parameter": lambda d: d.is_floating_point and d.itemsize > 1,
+    "conjugate": lambda d: d.is_complex,
+    "negative": lambda d: d in (torch.float32, torch.float64),
+}
 
 
-# ---------------------------------------------------------------------- checking
+def dtypes_of(subject: Subject, kind: str) -> list[torch.dtype]:
+    """The dtypes that a tensor of a kind can have on the device; none where there is no such."""
+    if kind == "inference" and not subject.infers:
+        return []
+    dtypes = [d for d in subject.supported(*DTYPES) if KINDS[kind](d)]
+    if kind == "negative":  # it is the imaginary part of a conjugate
+        return [d for d in dtypes if subject.supported(d.to_complex())]
+    return dtypes
 
 
 def _values(move: Move, count: int) -> torch.Tensor:
@@ -251,35 +199,39 @@ def _complex(dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype.is_complex else dtype.to_complex()
 
 
-def check_move(subject: Subject, move: Move, note: Callable[[torch.Tensor], object]) -> None:
-    """Do a move and hold it against all that the specification says of it.
+@dataclasses.dataclass
+class Source:
+    """What is moved, in its storage.
 
-    Args:
-        subject: whose.
-        move: which.
-        note: is told each source and each result, to see later whether it is still alive.
-
-    Raises:
-        AssertionError: a paragraph is broken; its id stands first.
+    Attributes:
+        tensor: the source itself.
+        expected: the same values, on the host and in memory of their own.
+        storage: all of the memory that it is a view of.
+        values: what is in ``storage``, on the host.
     """
+
+    tensor: torch.Tensor
+    expected: torch.Tensor
+    storage: torch.Tensor
+    values: torch.Tensor
+
+    def assert_kept(self) -> None:
+        """Whether neither it nor its neighbours in memory have changed.
+
+        Raises:
+            AssertionError: they have.
+        """
+        found = self.storage if self.storage.device.type == "cpu" else self.storage.cpu()
+        assert same_bits(found, self.values), (
+            "MOV-009: the source, or its neighbour in memory, changed"
+        )
+
+
+def make_source(subject: Subject, move: Move) -> Source:
+    """The source of a move, where it is to be; on a device as the result of queued work."""
     layout = LAYOUTS[move.layout](move.shape)
     assert layout is not None
     count, view = layout
-    size = (count + 2 * _MARGIN) * move.dtype.itemsize
-    places = [place for place in (move.source, move.target) if place is not None]
-    if size > 1 << 20 and any(size * 8 > subject.room(place) for place in places):
-        return
-    with restored(subject):
-        run_in(subject, move.situation, lambda: _check(subject, move, count, view, note))
-
-
-def _check(
-    subject: Subject,
-    move: Move,
-    count: int,
-    view: Callable[[torch.Tensor], torch.Tensor],
-    note: Callable[[torch.Tensor], object],
-) -> None:
     values = _values(move, count + move.offset + _MARGIN)
     storage = _placed(subject, move, values)
     with torch.inference_mode(move.kind == "inference" or torch.is_inference_mode_enabled()):
@@ -293,30 +245,7 @@ def _check(
         source = source.detach().requires_grad_()
     elif move.kind == "parameter":
         source = nn.Parameter(source.detach())
-    target = torch.device("cpu") if move.target is None else subject.device(move.target)
-    if move.bare and target.type != "cpu":
-        target = torch.device(target.type)
-    flags, before = _flags(source), state(subject)
-    try:
-        moved = subject.backend.move(source, target, non_blocking=move.non_blocking)
-    except Exception as error:
-        raise AssertionError(f"MOV: the move raised {type(error).__name__}: {error}") from error
-    changed = before.differences(state(subject))
-    assert not changed, f"DEV-012: {changed}"
-    assert _flags(source) == flags, f"MOV-009: the source was {flags}, and is {_flags(source)}"
-    note(source)
-    if move.source == move.target or subject.is_host:
-        assert moved is source, "MOV-010: what is there already came back as another tensor"
-        return
-    note(moved)
-    _assert_form(subject, move, source, moved)
-    if move.target is None and move.non_blocking:
-        subject.backend.synchronize(move.source or 0)
-    assert same_bits(_read(moved), expected), f"MOV-001: the values changed {move.direction}"
-    _assert_source_kept(subject, move, storage, values)
-    _assert_apart(subject, move, source, moved, expected, target)
-    if move.kind in ("requires_grad", "parameter") and torch.is_grad_enabled():
-        _assert_gradient(subject, move, source, target)
+    return Source(source, expected, storage, values)
 
 
 def _placed(subject: Subject, move: Move, values: torch.Tensor) -> torch.Tensor:
@@ -331,98 +260,3 @@ def _placed(subject: Subject, move: Move, values: torch.Tensor) -> torch.Tensor:
             return pinned.copy_(plain)
         there = values.to(subject.device(move.source))
         return there.clone()
-
-
-def _flags(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return (
-        type(tensor).__name__,
-        tensor.device,
-        tensor.dtype,
-        tuple(tensor.shape),
-        tensor.stride(),
-        tensor.storage_offset(),
-        f"requires_grad={tensor.requires_grad}",
-        f"leaf={tensor.is_leaf}",
-    )
-
-
-def _assert_form(subject: Subject, move: Move, source: torch.Tensor, moved: torch.Tensor) -> None:
-    assert isinstance(moved, torch.Tensor), f"MOV-024: got {type(moved).__name__}, no tensor"
-    place = moved.device.type == "cpu" if move.target is None else subject.is_on(moved, move.target)
-    assert place, f"MOV-004: {move.direction}, the result is on {moved.device}"
-    assert moved.dtype is source.dtype, f"MOV-001: {source.dtype} became {moved.dtype}"
-    assert moved.shape == source.shape, f"MOV-001: {source.shape} became {moved.shape}"
-    if source.numel() and is_dense(source) and subject.strided:
-        assert moved.stride() == source.stride(), (
-            f"MOV-007: strides {source.stride()} became {moved.stride()}"
-        )
-    if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
-        assert moved.requires_grad == source.requires_grad, (
-            f"MOV-011: requires_grad={source.requires_grad} became {moved.requires_grad}"
-        )
-    else:
-        assert source.requires_grad or not moved.requires_grad, "MOV-011: a gradient is asked for"
-
-
-def _read(tensor: torch.Tensor) -> torch.Tensor:
-    """What a tensor holds, by torch's own blocking copy."""
-    plain = tensor.detach().resolve_conj().resolve_neg()
-    return plain if plain.device.type == "cpu" else plain.cpu()
-
-
-def _assert_source_kept(
-    subject: Subject, move: Move, storage: torch.Tensor, values: torch.Tensor
-) -> None:
-    if move.source is None and move.non_blocking:
-        return  # the copy may still read it; nothing says when it is done
-    found = storage if storage.device.type == "cpu" else storage.cpu()
-    assert same_bits(found, values), "MOV-009: the source, or its neighbour in memory, changed"
-
-
-def _assert_apart(
-    subject: Subject,
-    move: Move,
-    source: torch.Tensor,
-    moved: torch.Tensor,
-    expected: torch.Tensor,
-    target: torch.device,
-) -> None:
-    """Two moves of one source give two tensors, and what is written to one shows nowhere else."""
-    if moved.numel() == 0 or move.seed % 2:
-        return
-    again = subject.backend.move(source, target)
-    plain = moved.detach() if moved.requires_grad else moved
-    with torch.inference_mode(plain.is_inference()), torch.no_grad():
-        plain.zero_() if is_dense(plain) else None
-    assert same_bits(_read(again), expected), "MOV-008: two moves of one source share their memory"
-    assert same_bits(_read(source), expected), "MOV-008: the result shares the source's memory"
-
-
-def _assert_gradient(
-    subject: Subject, move: Move, source: torch.Tensor, target: torch.device
-) -> None:
-    crosses = move.source is not None and move.target is not None
-    if crosses and not subject.capabilities.streams:
-        return  # torch orders a backward between devices by their events
-    moved = subject.backend.move(source, target, non_blocking=move.non_blocking)
-    (gradient,) = torch.autograd.grad(moved, source, torch.ones_like(moved), allow_unused=True)
-    assert gradient is not None, "MOV-011: no gradient came back"
-    assert gradient.device == source.device, f"MOV-011: the gradient is on {gradient.device}"
-    assert same_bits(_read(gradient), torch.ones(move.shape, dtype=move.dtype)), (
-        "MOV-011: a wrong gradient came back"
-    )
-
-
-def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether the elements fill their memory once, in whatever order of dimensions."""
-    pairs = sorted(
-        (stride, size)
-        for stride, size in zip(tensor.stride(), tensor.shape, strict=True)
-        if size > 1
-    )
-    expected = 1
-    for stride, size in pairs:
-        if stride != expected:
-            return False
-        expected *= size
-    return True

@@ -259,6 +259,10 @@ class DeviceBackend:
 
     def pin_memory(self, tensor: torch.Tensor) -> torch.Tensor:
         """Copy a host tensor to page-locked memory. Capability ``pinned_memory``."""
+        if any(
+            step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True)
+        ):
+            tensor = tensor.contiguous()  # torch refuses expanded tensors
         return tensor.pin_memory()
 
     # ------------------------------------------------------------------ streams, if claimed

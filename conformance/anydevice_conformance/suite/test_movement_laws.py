@@ -12,7 +12,8 @@ import torch
 from anydevice_conformance.holdings import nothing_kept
 from anydevice_conformance.laws import hold
 from anydevice_conformance.marks import two_devices
-from anydevice_conformance.moves import Move, check_move, moves
+from anydevice_conformance.moves import Move, moves
+from anydevice_conformance.moving import check_move
 from anydevice_conformance.subject import Subject
 
 #: The last so many tensors may be kept until a copy is known to be done.

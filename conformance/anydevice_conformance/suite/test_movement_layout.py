@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from anydevice_conformance.data import same_bits, sample
-from anydevice_conformance.moves import is_dense
+from anydevice_conformance.layouts import is_dense
 from anydevice_conformance.subject import Subject
 
 

@@ -9,7 +9,11 @@ import time
 import torch
 
 from anydevice_conformance.data import DTYPES, same_bits, sample
+from anydevice_conformance.holdings import nothing_kept
+from anydevice_conformance.laws import hold
 from anydevice_conformance.marks import needs
+from anydevice_conformance.moves import Move, moves
+from anydevice_conformance.moving import check_pinning
 from anydevice_conformance.subject import Subject
 from anydevice_conformance.work import is_done, long_work
 
@@ -130,6 +134,7 @@ def test_PIN_005_dtypes_and_layouts(subject: Subject) -> None:
         "stepped": base[::3],
         "narrowed": base.reshape(24, 10)[3:9, 2:7],
         "offset": base[7:20],
+        "expanded": base[7:20].expand(3, 13),
         "empty": torch.empty(0, 3),
         "scalar": torch.tensor(3.5),
     }
@@ -137,6 +142,21 @@ def test_PIN_005_dtypes_and_layouts(subject: Subject) -> None:
         pinned = pin(view)
         assert same_bits(pinned, view), f"{name} changed"
         assert pinned.numel() == 0 or pinned.is_pinned(), f"{name} is not pinned"
+
+
+def test_PIN_005_every_source(subject: Subject) -> None:
+    """Every tensor can be pinned, in every situation; what is pinned moves as its original.
+
+    Found: some dtype, layout, offset or kind of tensor loses values, or pinning changes the
+    original, its neighbours in memory or the caller's state.
+    Fix: as of the other check of this paragraph; look at nothing but the tensor's own elements.
+    """
+
+    def law(move: Move) -> None:
+        check_pinning(subject, move)
+
+    with nothing_kept(subject, "pinning in many situations"):
+        hold(subject, moves(subject, pinning=True), law, examples=200)
 
 
 def test_PIN_006_results_in_order(subject: Subject, index: int) -> None:

@@ -104,10 +104,11 @@ def _changes_source(call: Call, right: Right) -> Any:
 
 def _writes_beyond(call: Call, right: Right) -> Any:
     moved = right()
-    source, size = call.tensor, call.tensor.numel()
+    source = call.tensor
     whole = source.untyped_storage().nbytes() // source.itemsize
-    end = source.storage_offset() + size
-    if source.is_contiguous() and end < whole and not source.is_inference():
+    steps = zip(source.shape, source.stride(), strict=True)
+    end = source.storage_offset() + sum((size - 1) * step for size, step in steps) + 1
+    if source.numel() and end < whole and not source.is_inference():
         call.backend.synchronize(call.index or 0)
         with torch.no_grad():
             torch.as_strided(source.detach(), (1,), (1,), end).zero_()

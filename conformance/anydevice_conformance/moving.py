@@ -1,0 +1,173 @@
+"""A generated move, done and held against all that the specification says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from anydevice_conformance.data import same_bits
+from anydevice_conformance.layouts import is_dense
+from anydevice_conformance.moves import Move, make_source
+from anydevice_conformance.situations import restored, run_in, state
+from anydevice_conformance.subject import Subject
+
+__all__ = ["check_move", "check_pinning", "flags_of", "read"]
+
+
+def check_move(subject: Subject, move: Move, note: Callable[[torch.Tensor], object]) -> None:
+    """Do a move and hold it against all that the specification says of it.
+
+    Args:
+        subject: whose.
+        move: which.
+        note: is told each source and each result, to see later whether it is still alive.
+
+    Raises:
+        AssertionError: a paragraph is broken; its id stands first.
+    """
+    places = [place for place in (move.source, move.target) if place is not None]
+    if move.bytes > 1 << 20 and any(move.bytes * 8 > subject.room(place) for place in places):
+        return
+    with restored(subject):
+        run_in(subject, move.situation, lambda: _check(subject, move, note))
+
+
+def _check(subject: Subject, move: Move, note: Callable[[torch.Tensor], object]) -> None:
+    made = make_source(subject, move)
+    source, expected = made.tensor, made.expected
+    target = torch.device("cpu") if move.target is None else subject.device(move.target)
+    if move.bare and target.type != "cpu":
+        target = torch.device(target.type)
+    flags, before = flags_of(source), state(subject)
+    try:
+        moved = subject.backend.move(source, target, non_blocking=move.non_blocking)
+    except Exception as error:
+        raise AssertionError(f"MOV: the move raised {type(error).__name__}: {error}") from error
+    changed = before.differences(state(subject))
+    assert not changed, f"DEV-012: {changed}"
+    now = flags_of(source)
+    assert now == flags, f"MOV-009: the source was {flags}, and is {now}"
+    note(source)
+    if move.source == move.target or subject.is_host:
+        assert moved is source, "MOV-010: what is there already came back as another tensor"
+        return
+    note(moved)
+    _assert_form(subject, move, source, moved)
+    if move.target is None and move.non_blocking:
+        subject.backend.synchronize(move.source or 0)
+    assert same_bits(read(moved), expected), f"MOV-001: the values changed {move.direction}"
+    if move.source is not None or not move.non_blocking:
+        made.assert_kept()  # else the copy may still read it: nothing says when it is done
+    _assert_apart(subject, move, source, moved, expected, target)
+    if move.kind in ("requires_grad", "parameter") and torch.is_grad_enabled():
+        _assert_gradient(subject, move, source, target)
+
+
+def flags_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """What of a tensor a move must leave as it was, but for its values."""
+    return (
+        type(tensor).__name__,
+        tensor.device,
+        tensor.dtype,
+        tuple(tensor.shape),
+        tensor.stride(),
+        tensor.storage_offset(),
+        f"requires_grad={tensor.requires_grad}",
+        f"leaf={tensor.is_leaf}",
+    )
+
+
+def check_pinning(subject: Subject, move: Move) -> None:
+    """Pin a source, and move the result.
+
+    Raises:
+        AssertionError: a paragraph is broken.
+    """
+    if move.bytes > 1 << 20 and move.bytes * 8 > subject.room(move.target or 0):
+        return
+    with restored(subject):
+        run_in(subject, move.situation, lambda: _check_pinning(subject, move))
+
+
+def _check_pinning(subject: Subject, move: Move) -> None:
+    made = make_source(subject, move)
+    source, flags, before = made.tensor, flags_of(made.tensor), state(subject)
+    pinned = subject.backend.pin_memory(source)
+    changed = before.differences(state(subject))
+    assert not changed, f"DEV-012: {changed}"
+    assert flags_of(source) == flags, f"the source was {flags}, and is {flags_of(source)}"
+    made.assert_kept()
+    assert pinned.device.type == "cpu", f"the result is on {pinned.device}"
+    assert same_bits(pinned, made.expected), "pinning changed values, dtype or shape"
+    if pinned.numel() == 0:
+        return
+    assert pinned.is_pinned(), "the result is not pinned"
+    pinned = pinned.detach()  # a view that requires grad is not written to
+    there = subject.put(pinned, move.target or 0, non_blocking=move.non_blocking)
+    assert same_bits(read(there), made.expected), "what was pinned moved as something else"
+    subject.synchronize_all()
+    again = subject.backend.pin_memory(source)
+    with torch.inference_mode(pinned.is_inference()), torch.no_grad():
+        pinned.resolve_conj().resolve_neg().zero_() if is_dense(pinned) else None
+    made.assert_kept()
+    assert same_bits(again, made.expected), "two pinned copies of one tensor share their memory"
+
+
+def _assert_form(subject: Subject, move: Move, source: torch.Tensor, moved: torch.Tensor) -> None:
+    assert isinstance(moved, torch.Tensor), f"MOV-024: got {type(moved).__name__}, no tensor"
+    place = moved.device.type == "cpu" if move.target is None else subject.is_on(moved, move.target)
+    assert place, f"MOV-004: {move.direction}, the result is on {moved.device}"
+    assert moved.dtype is source.dtype, f"MOV-001: {source.dtype} became {moved.dtype}"
+    assert moved.shape == source.shape, f"MOV-001: {source.shape} became {moved.shape}"
+    if source.numel() and is_dense(source) and subject.strided:
+        assert moved.stride() == source.stride(), (
+            f"MOV-007: strides {source.stride()} became {moved.stride()}"
+        )
+    if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
+        assert moved.requires_grad == source.requires_grad, (
+            f"MOV-011: requires_grad={source.requires_grad} became {moved.requires_grad}"
+        )
+    else:
+        assert source.requires_grad or not moved.requires_grad, "MOV-011: a gradient is asked for"
+
+
+def read(tensor: torch.Tensor) -> torch.Tensor:
+    """What a tensor holds, by torch's own blocking copy."""
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    return plain if plain.device.type == "cpu" else plain.cpu()
+
+
+def _assert_apart(
+    subject: Subject,
+    move: Move,
+    source: torch.Tensor,
+    moved: torch.Tensor,
+    expected: torch.Tensor,
+    target: torch.device,
+) -> None:
+    """Two moves of one source give two tensors, and what is written to one shows nowhere else."""
+    if moved.numel() == 0 or move.seed % 2:
+        return
+    again = subject.backend.move(source, target)
+    plain = moved.detach() if moved.requires_grad else moved
+    with torch.inference_mode(plain.is_inference()), torch.no_grad():
+        plain.zero_() if is_dense(plain) else None
+    assert same_bits(read(again), expected), "MOV-008: two moves of one source share their memory"
+    assert same_bits(read(source), expected), "MOV-008: the result shares the source's memory"
+
+
+def _assert_gradient(
+    subject: Subject, move: Move, source: torch.Tensor, target: torch.device
+) -> None:
+    crosses = move.source is not None and move.target is not None
+    if crosses and not subject.capabilities.streams:
+        return  # torch orders a backward between devices by their events
+    moved = subject.backend.move(source, target, non_blocking=move.non_blocking)
+    (gradient,) = torch.autograd.grad(moved, source, torch.ones_like(moved), allow_unused=True)
+    assert gradient is not None, "MOV-011: no gradient came back"
+    assert gradient.device == source.device, f"MOV-011: the gradient is on {gradient.device}"
+    assert same_bits(read(gradient), torch.ones(move.shape, dtype=move.dtype)), (
+        "MOV-011: a wrong gradient came back"
+    )

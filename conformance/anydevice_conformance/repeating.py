@@ -1,0 +1,122 @@
+"""Calls to do many times, and then to look at what they have left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import torch
+
+from anydevice_conformance.data import DTYPES, short_name
+from anydevice_conformance.layouts import LAYOUTS
+from anydevice_conformance.moves import KINDS, Move, dtypes_of, make_source
+from anydevice_conformance.situations import Situation
+from anydevice_conformance.subject import Subject
+
+__all__ = ["calls_with_each_source", "kinds_of_moves"]
+
+#: A shape that each layout has.
+_SHAPES: Final = {"channels-last": (2, 3, 4, 5), "overlapping": (6, 8)}
+
+
+def kinds_of_moves(subject: Subject) -> dict[str, Callable[[int], object]]:
+    """Moves of many kinds, also ones that fail: for many times."""
+    backend = subject.backend
+    plain = torch.arange(64.0)
+    turned = plain.view(8, 8).t()
+    wide = torch.ones(1, dtype=torch.uint8).expand(1 << 46)
+    there = {index: plain.to(subject.device(index)) for index in subject.indices}
+    leaf = torch.nn.Parameter(plain.clone())
+
+    def waited(index: int, moved: torch.Tensor) -> None:
+        del moved
+        backend.synchronize(index)
+
+    found: dict[str, Callable[[int], object]] = {
+        "a non-blocking move to the device": lambda i: waited(
+            i, subject.put(plain, i, non_blocking=True)
+        ),
+        "a move of a transposed tensor": lambda i: subject.put(turned, i),
+        "a move of a Parameter": lambda i: subject.put(leaf, i),
+        "a move to the host": lambda i: subject.fetch(there[i]),
+        "a non-blocking move to the host": lambda i: waited(
+            i, subject.fetch(there[i], non_blocking=True)
+        ),
+        "a move of what is there": lambda i: subject.put(there[i], i),
+    }
+    if not subject.is_host:
+        found["a move that has no room"] = lambda i: subject.put(wide, i)
+    if subject.capabilities.pinned_memory:
+        pinned = backend.pin_memory(plain)
+        found["a non-blocking move from pinned memory"] = lambda i: waited(
+            i, subject.put(pinned, i, non_blocking=True)
+        )
+        found["pinning a transposed tensor"] = lambda i: backend.pin_memory(turned)
+        found["pinning a tensor of the device"] = lambda i: backend.pin_memory(there[i])
+    if len(subject.indices) > 1:
+        others = {i: subject.indices[n - 1] for n, i in enumerate(subject.indices)}
+        found["a move between devices"] = lambda i: subject.put(there[i], others[i])
+        found["a non-blocking move between devices"] = lambda i: waited(
+            i, subject.put(there[i].view(8, 8).t(), others[i], non_blocking=True)
+        )
+    if subject.infers:
+        found["a move in inference mode"] = torch.inference_mode()(lambda i: subject.put(plain, i))
+    return found
+
+
+def calls_with_each_source(subject: Subject) -> dict[str, Callable[[int], object]]:
+    """For each kind of source all moves of it, and pinning it: what one kind leaves shows."""
+    return {f"moving {what}": _moving(subject, move) for what, move in _sources(subject)}
+
+
+def _sources(subject: Subject) -> Iterator[tuple[str, Move]]:
+    def source(dtype: torch.dtype, shape: tuple[int, ...], **other: Any) -> Move:
+        values: dict[str, Any] = {"layout": "contiguous", "offset": 0, "kind": "plain", **other}
+        return Move(
+            dtype,
+            shape,
+            source=None,
+            target=None,
+            non_blocking=False,
+            pinned=False,
+            situation=Situation(),
+            seed=1,
+            **values,
+        )
+
+    for layout in LAYOUTS:
+        yield (
+            f"a {layout} tensor",
+            source(torch.float32, _SHAPES.get(layout, (6, 8)), layout=layout),
+        )
+    yield "five dimensions", source(torch.float32, (2, 3, 2, 4, 5), layout="channels-last")
+    yield "six dimensions", source(torch.float32, (1, 2, 1, 3, 1, 2))
+    yield "one element", source(torch.float32, (1,))
+    yield "an odd number of elements, offset", source(torch.float32, (77,), offset=3)
+    yield "4096 elements", source(torch.float32, (4096,))
+    yield "a mebibyte", source(torch.uint8, ((1 << 20) + 1,))
+    for dtype in subject.supported(*DTYPES):
+        yield short_name(dtype), source(dtype, (5, 7))
+    for kind in KINDS:
+        for dtype in dtypes_of(subject, kind)[:1]:
+            yield f"a tensor that is {kind}", source(dtype, (4, 6), kind=kind)
+
+
+def _moving(subject: Subject, move: Move) -> Callable[[int], object]:
+    backend = subject.backend
+    host = make_source(subject, move).tensor
+    there = {index: backend.move(host, subject.device(index)) for index in subject.indices}
+    others = {i: subject.indices[n - 1] for n, i in enumerate(subject.indices)}
+
+    def call(index: int) -> None:
+        subject.put(host, index)
+        subject.fetch(there[index])
+        subject.put(there[index], index)
+        if len(others) > 1:
+            subject.put(there[index], others[index], non_blocking=True)
+        if subject.capabilities.pinned_memory:
+            backend.pin_memory(host)
+        for one in {index, others[index]}:
+            backend.synchronize(one)
+
+    return call
