@@ -10,7 +10,7 @@ import torch
 from anydevice_conformance.data import same_bits
 from anydevice_conformance.layouts import is_dense
 from anydevice_conformance.moves import Move, make_source
-from anydevice_conformance.situations import restored, run_in, state
+from anydevice_conformance.situations import restored, run_in, state, surroundings
 from anydevice_conformance.subject import Subject
 
 __all__ = ["check_move", "check_pinning", "flags_of", "read"]
@@ -42,7 +42,8 @@ def _check(subject: Subject, move: Move, note: Callable[[torch.Tensor], object])
         target = torch.device(target.type)
     flags, before = flags_of(source), state(subject)
     try:
-        moved = subject.backend.move(source, target, non_blocking=move.non_blocking)
+        with surroundings(subject):
+            moved = subject.backend.move(source, target, non_blocking=move.non_blocking)
     except Exception as error:
         raise AssertionError(f"MOV: the move raised {type(error).__name__}: {error}") from error
     changed = before.differences(state(subject))
@@ -93,8 +94,12 @@ def check_pinning(subject: Subject, move: Move) -> None:
 
 def _check_pinning(subject: Subject, move: Move) -> None:
     made = make_source(subject, move)
-    source, flags, before = made.tensor, flags_of(made.tensor), state(subject)
-    pinned = subject.backend.pin_memory(source)
+    source = made.tensor
+    if source.is_complex() and source.requires_grad:
+        source = source.detach()  # torch pins none that requires grad
+    flags, before = flags_of(source), state(subject)
+    with surroundings(subject):
+        pinned = subject.backend.pin_memory(source)
     changed = before.differences(state(subject))
     assert not changed, f"DEV-012: {changed}"
     assert flags_of(source) == flags, f"the source was {flags}, and is {flags_of(source)}"

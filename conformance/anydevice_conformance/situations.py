@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeVar
 
@@ -14,7 +15,16 @@ from anydevice.backend import torchs_accelerator
 from anydevice_conformance.subject import Subject
 from anydevice_conformance.threads import in_thread
 
-__all__ = ["MODES", "Situation", "State", "run_in", "situations", "state"]
+__all__ = [
+    "AMBIENTS",
+    "MODES",
+    "Situation",
+    "State",
+    "run_in",
+    "situations",
+    "state",
+    "surroundings",
+]
 
 T = TypeVar("T")
 
@@ -23,6 +33,25 @@ MODES: Final[dict[str, Callable[[], Any]]] = {
     "enable_grad": torch.enable_grad,
     "no_grad": torch.no_grad,
     "inference_mode": torch.inference_mode,
+}
+
+
+@contextlib.contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+#: torch's defaults by name: set around a call alone, since what a check does besides needs its own.
+AMBIENTS: Final[dict[str, Callable[[Subject], Any]]] = {
+    "": lambda subject: contextlib.nullcontext(),
+    "default dtype float64": lambda subject: _default_dtype(torch.float64),
+    "default device": lambda subject: subject.device(subject.indices[-1]),
+    "default device meta": lambda subject: torch.device("meta"),
 }
 
 
@@ -36,6 +65,7 @@ class Situation:
         side_stream: whether another stream than the default one is current on ``index``.
         thread: whether it is called in a thread of its own.
         mode: the gradient mode, a key of `MODES`.
+        ambient: torch's defaults meanwhile, a key of `AMBIENTS`.
     """
 
     index: int = 0
@@ -43,6 +73,7 @@ class Situation:
     side_stream: bool = False
     thread: bool = False
     mode: str = "enable_grad"
+    ambient: str = ""
 
     def __repr__(self) -> str:
         words = [f"device {self.index}", f"current device {self.current}"]
@@ -52,6 +83,8 @@ class Situation:
             words.append("in a thread")
         if self.mode != "enable_grad":
             words.append(self.mode)
+        if self.ambient:
+            words.append(self.ambient)
         return f"<{', '.join(words)}>"
 
 
@@ -70,7 +103,21 @@ def situations(subject: Subject) -> st.SearchStrategy[Situation]:
         st.booleans() if subject.capabilities.streams else st.just(False),
         st.sampled_from([False, False, False, True]),
         st.sampled_from(modes),
+        st.sampled_from([""] * 6 + [ambient for ambient in AMBIENTS if ambient]),
     )
+
+
+def surroundings(subject: Subject) -> contextlib.AbstractContextManager[Any]:
+    """The defaults of the situation that the thread is in, for one call."""
+    found: contextlib.AbstractContextManager[Any] = AMBIENTS[_here.ambient](subject)
+    return found
+
+
+class _Here(threading.local):
+    ambient = ""
+
+
+_here: Final = _Here()
 
 
 def run_in(subject: Subject, situation: Situation, work: Callable[[], T]) -> T:
@@ -87,6 +134,8 @@ def _run_here(subject: Subject, situation: Situation, work: Callable[[], T]) -> 
             stream = side_stream(subject, situation.index)
             stack.enter_context(_on_stream(subject, stream, situation.current))
         stack.enter_context(MODES[situation.mode]())
+        stack.callback(setattr, _here, "ambient", _here.ambient)
+        _here.ambient = situation.ambient
         return work()
 
 

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
-from anydevice_conformance.situations import State, state
+from anydevice_conformance.situations import State, state, surroundings
 from anydevice_conformance.subject import Subject
 
 __all__ = ["Watched"]
@@ -32,7 +32,8 @@ class Watched:
     def _call(self, name: str, member: Any, *args: Any, **kwargs: Any) -> Any:
         before = state(self._subject)
         try:
-            return member(*args, **kwargs)
+            with surroundings(self._subject):
+                return member(*args, **kwargs)
         finally:
             self._compare(name, before)
 
