@@ -126,6 +126,17 @@ def test_a_forked_child_goes_on(machine):
     assert a.tolist() == [2.0] * 4
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_has_a_thread_pool_before_a_second_thread(machine, monkeypatch):
+    calls = []
+    monkeypatch.setattr(torch, "set_num_threads", calls.append)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if calls == [torch.get_num_threads()] else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert calls == []
+
+
 def test_threads_have_their_own_current_stream(machine):
     side, seen = torch.sim.Stream(0), []
     with side:

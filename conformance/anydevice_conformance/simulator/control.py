@@ -102,9 +102,19 @@ def _install(name: str, options: Options) -> None:
         torch._register_device_module(name, device_module)  # type: ignore[no-untyped-call]
         sys.modules[f"torch.{name}"] = device_module
         backend_registration.generate_methods_for_privateuse1_backend(for_storage=True)
-        os.register_at_fork(before=native.settle_before_fork)
+        os.register_at_fork(before=native.settle_before_fork, after_in_child=_renew_thread_pool)
         collectives.register(name)
         _installed_name, _mode = name, options.mode
+
+
+def _renew_thread_pool() -> None:
+    """Replace torch's thread pool in a forked child, before a second thread runs there.
+
+    torch replaces it at the first use, without a lock. Autograd starts a thread for each device,
+    each thread uses the pool first of all, and the loser of that race aborts the process (torch
+    2.13, ``at::set_num_threads``: "Invalid thread pool!").
+    """
+    torch.set_num_threads(torch.get_num_threads())
 
 
 def _take_place(name: str) -> None:
