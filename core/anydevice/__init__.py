@@ -36,6 +36,9 @@ if TYPE_CHECKING:
         dispatch as dispatch,
     )
     from anydevice import (
+        distributed as distributed,
+    )
+    from anydevice import (
         engines as engines,
     )
     from anydevice import (
@@ -248,6 +251,7 @@ _SUBMODULES = frozenset(
         "data",
         "devices",
         "dispatch",
+        "distributed",
         "engines",
         "errors",
         "hooks",

@@ -17,7 +17,6 @@ import torch
 
 from anydevice import registry
 from anydevice.cli.devices import describe_devices, devices_table
-from anydevice.cli.inputs import synthetic_batch
 from anydevice.cli.network import cache_only_when_unreachable
 from anydevice.cli.text import shows_progress, size_text, table
 from anydevice.errors import (
@@ -29,6 +28,7 @@ from anydevice.errors import (
 )
 from anydevice.nested import iter_tensors
 from anydevice.pretrained import from_pretrained
+from anydevice.pretrained.inputs import synthetic_batch
 from anydevice.text import parse_bytes
 
 __all__ = ["import_transformers", "peak_rows", "prepare", "register", "reset_peaks"]

@@ -104,7 +104,8 @@ def load_checkpoint_and_dispatch(
         workers: see there.
 
     Returns:
-        The model, with ``hf_device_map`` and ``anydevice_placement`` set.
+        The model, with ``hf_device_map``, ``anydevice_placement`` and ``anydevice_load_report``
+        (how many bytes were mapped, read and written) set.
 
     Raises:
         CheckpointError: the checkpoint cannot be used; see `load_checkpoint_in_model`.
@@ -166,7 +167,8 @@ def load_checkpoint_and_dispatch(
         resolved[:] = [place_model(model, device_map, options, main_device, weights)]
         return weights
 
-    load_placed(model, request, check, place)
+    report = load_placed(model, request, check, place)
     # What the checkpoint does not hold, such as some buffers, is still to be moved.
     store_weights(resolved[0].weights, offload_dir=offload_folder)
+    model.__dict__["anydevice_load_report"] = report
     return hook_placed(model, resolved[0], hooking())

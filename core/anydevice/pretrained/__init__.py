@@ -23,7 +23,7 @@ from anydevice.pretrained.options import (
 from anydevice.pretrained.quantized import load_quantized, method_of, refuse_packed
 from anydevice.weights import Slot, exchange, iter_slots
 
-__all__ = ["from_pretrained"]
+__all__ = ["from_pretrained", "open_pretrained"]
 
 #: The oldest transformers whose interface this is written for.
 _FLOOR: Final = (4, 56)
@@ -148,10 +148,7 @@ def from_pretrained(
                 model, device_map, offload_dir=offload_folder, max_memory=max_memory, **hooking
             )
         return model.eval()
-    source = open_checkpoint(folder, variant=variant)
-    model = _empty_model(chosen, config, _dtype_to_build(dtype, config, source), building)
-    checkpoint = adapt(model, source)
-    refuse_packed(checkpoint, model.state_dict().keys(), str(folder))
+    model, checkpoint = _open(chosen, folder, config, dtype, building, variant)
     if allow_missing:
         _initialise_missing(model, checkpoint)
     load_checkpoint_and_dispatch(
@@ -168,6 +165,70 @@ def from_pretrained(
     )
     _load_generation_config(transformers, model, folder)
     return model.eval()
+
+
+def open_pretrained(
+    model_class: Any,
+    path_or_repo: str | os.PathLike[str],
+    dtype: str | torch.dtype | None = None,
+    *,
+    trust_remote_code: bool = False,
+    attn_implementation: str | None = None,
+    variant: str | None = None,
+    config: Any = None,
+    **finding: Any,
+) -> tuple[Any, Checkpoint]:
+    """Build a transformers model empty, and open its checkpoint with the model's names.
+
+    Args:
+        model_class: see `from_pretrained`, as for all of them.
+        path_or_repo: see there.
+        dtype: see there.
+        trust_remote_code: see there.
+        attn_implementation: see there.
+        variant: see there.
+        config: see there.
+        **finding: arguments of `anydevice.checkpoint.fetch_checkpoint`.
+
+    Returns:
+        The model, whose parameters are on meta and whose buffers are not; and the checkpoint.
+
+    Raises:
+        ModelError: the checkpoint is quantized; or the class is not transformers'.
+        MissingDependencyError, CheckpointNotFoundError: see `from_pretrained`.
+    """
+    transformers = _transformers()
+    folder = fetch_checkpoint(path_or_repo, variant=variant, **finding)
+    config = _config(transformers, folder, trust_remote_code, config, {})
+    method = method_of(config)
+    if method is not None:
+        raise ModelError(
+            f"{path_or_repo} is quantized ({method}), and its quantizer loads a model as a whole: "
+            "use anydevice.from_pretrained in one process"
+        )
+    building: dict[str, Any] = {"trust_remote_code": True} if trust_remote_code else {}
+    if attn_implementation is not None:
+        building["attn_implementation"] = attn_implementation
+    chosen = _class(transformers, model_class, config)
+    model, checkpoint = _open(chosen, folder, config, dtype, building, variant)
+    _load_generation_config(transformers, model, folder)
+    return model, checkpoint
+
+
+def _open(
+    model_class: Any,
+    folder: Path,
+    config: Any,
+    dtype: str | torch.dtype | None,
+    building: dict[str, Any],
+    variant: str | None,
+) -> tuple[Any, Checkpoint]:
+    """The empty model, and its checkpoint with the model's names."""
+    source = open_checkpoint(folder, variant=variant)
+    model = _empty_model(model_class, config, _dtype_to_build(dtype, config, source), building)
+    checkpoint = adapt(model, source)
+    refuse_packed(checkpoint, model.state_dict().keys(), str(folder))
+    return model, checkpoint
 
 
 def _transformers() -> Any:

@@ -1,0 +1,321 @@
+"""Running a pipeline: each rank's part of a forward, by a schedule of ``torch.distributed``.
+
+[Note: how a forward goes]
+Every rank calls the model with the same inputs. Each runs the model's own code, which computes
+masks and positions from the inputs, up to its first block; there the hidden states of the stage
+before take the place of the block's input. After its last block a rank leaves the model's code, and
+the hidden states go to the next stage. The last rank runs the code to its end, and its output is
+sent to all, so that all go on alike: sampling a token, say.
+
+The shape of what a stage receives must be known before. So each rank first runs the code up to its
+first block, and no farther, and takes the shape there; blocks that change it are run on meta.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Iterator
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from anydevice.collectives import find_batch_size
+from anydevice.distributed.chain import Chain
+from anydevice.distributed.outputs import Failure, join, share
+from anydevice.distributed.stages import Stage
+from anydevice.distributed.tracing import first_tensor, to_meta
+from anydevice.errors import ModelError, OptionError
+from anydevice.nested import iter_tensors, map_tensors
+from anydevice.processes import PartialState
+
+__all__ = ["Pipeline"]
+
+_ONLY_LAST: Final = ("output_hidden_states", "output_attentions")
+_PLAIN: Final = (str, bytes, int, float, bool, torch.Tensor, torch.dtype, torch.device, type(None))
+
+
+class _Leave(BaseException):
+    """The stage's last block has run."""
+
+    def __init__(self, hidden: torch.Tensor) -> None:
+        self.hidden = hidden
+
+
+class _Measured(BaseException):
+    """The stage's first block was about to run."""
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.args, self.kwargs = args, kwargs
+
+
+class Pipeline:
+    """The forward of a model that is cut into stages.
+
+    Args:
+        model: cut, and with its weights.
+        chain: of the whole model.
+        stage: of this rank.
+        state: of this process.
+        microbatches: how many parts a batch is divided into, where no cache is used.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        chain: Chain,
+        stage: Stage,
+        state: PartialState,
+        microbatches: int,
+    ) -> None:
+        self.chain, self.stage, self.state = chain, stage, state
+        self.microbatches = microbatches
+        self.is_trusted = False
+        self.has_begun = False
+        self._forward = model.forward
+        self._signature = inspect.signature(model.forward)
+        self._schedules: dict[Any, Any] = {}
+        self._chunks: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+        self._index = 0
+        self._received: torch.Tensor | None = None
+        self._measuring = False
+        self._outputs: list[Any] = []
+        #: What blocks were given beside tensors, by argument: caches that the model made itself.
+        self._own: dict[str, Any] = {}
+        first, last = chain.blocks[stage.start], chain.blocks[stage.stop - 1]
+        model.get_submodule(first).register_forward_pre_hook(self._enter, with_kwargs=True)
+        if not stage.is_last:
+            model.get_submodule(last).register_forward_hook(self._exit)
+
+    # ------------------------------------------------------------------ one forward
+
+    @torch.no_grad()
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's output, on every rank."""
+        self._refuse(kwargs)
+        if not self.is_trusted:
+            self.state.meet("forward of a pipeline", _shapes(args, kwargs))
+        self._chunks = self._split(args, kwargs)
+        self._own = {k: v for k, v in kwargs.items() if not isinstance(v, _PLAIN)}
+        if self.state.num_processes == 1:
+            return join([self._run(*chunk) for chunk in self._chunks])
+        with self.state.collective("forward of a pipeline"):
+            failure = self._run_schedule()
+            output: Any = None
+            if self.stage.is_last:
+                output = Failure(f"{type(failure).__name__}: {failure}") if failure else None
+                output = output or self._joined()
+            output = share(output, self._own, self.state.num_processes - 1, self.state.device)
+        if failure is not None:
+            raise failure
+        if isinstance(output, Failure):
+            raise OptionError(output.reason)
+        return output
+
+    def _joined(self) -> Any:
+        try:
+            return join(self._outputs)
+        except OptionError as error:
+            return Failure(str(error))
+        finally:
+            self._outputs = []
+
+    def _run_schedule(self) -> Exception | None:
+        """Run this rank's part. An error on the last rank is returned, so that all are told."""
+        schedule = self._schedule()
+        self._index, self._outputs = 0, []
+        try:
+            schedule.step()
+        except RuntimeError as error:
+            cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+            if self.stage.is_last and cause is not error:
+                return cause
+            raise cause from None
+        return None
+
+    def run_chunk(self, *received: torch.Tensor) -> torch.Tensor:
+        """What the schedule calls for each microbatch: hidden states in, hidden states out."""
+        args, kwargs = self._chunks[self._index]
+        self._index += 1
+        # Cloned: the schedule receives the next ones into the same memory.
+        self._received = received[0].clone() if received else None
+        try:
+            output = self._run(args, kwargs)
+        except _Leave as leave:
+            return leave.hidden.contiguous()
+        finally:
+            self._received = None
+        if not self.stage.is_last:
+            raise ModelError(
+                f"the forward ended without {self.chain.blocks[self.stage.stop - 1]}, the last "
+                f"block of rank {self.stage.rank}"
+            )
+        self._outputs.append(output)
+        return torch.zeros(1, device=self.state.device)
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.has_begun = False
+        return self._forward(*args, **kwargs)
+
+    # ------------------------------------------------------------------ at the blocks
+
+    def _enter(
+        self, _block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        if self._measuring:
+            raise _Measured(args, kwargs)
+        self.has_begun = True
+        for name, value in kwargs.items():
+            if name not in self._own and not isinstance(value, _PLAIN):
+                self._own[name] = value
+        if self._received is None:
+            return None
+        return _put(args, kwargs, self.chain.slot, self._received)
+
+    def _exit(self, block: nn.Module, _args: Any, output: Any) -> None:
+        hidden = first_tensor(output)
+        if hidden is None:
+            raise ModelError(f"{type(block).__name__} returned no tensor to go on with")
+        raise _Leave(hidden)
+
+    # ------------------------------------------------------------------ shapes
+
+    def _schedule(self) -> Any:
+        """A schedule for hidden states of this shape, with memory to receive them."""
+        from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+        args, kwargs = self._measure()
+        hidden = (
+            args[self.chain.slot] if isinstance(self.chain.slot, int) else kwargs[self.chain.slot]
+        )
+        key = (tuple(hidden.shape), hidden.dtype, len(self._chunks))
+        if key not in self._schedules:
+            inward, outward = self._stage_shapes(args, kwargs, hidden)
+            stage = PipelineStage(
+                _Part(self),
+                self.stage.rank,
+                self.state.num_processes,
+                self.state.device,
+                input_args=inward,
+                output_args=outward,
+            )
+            self._schedules.clear()  # decoding repeats one shape; others would only hold memory
+            self._schedules[key] = ScheduleGPipe(stage, len(self._chunks))
+        return self._schedules[key]
+
+    def _measure(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What the first block of this stage is called with, before it is."""
+        self._measuring = True
+        try:
+            self._run(*self._chunks[0])
+        except _Measured as measured:
+            return measured.args, measured.kwargs
+        finally:
+            self._measuring = False
+        raise ModelError(f"the forward ended without {self.chain.blocks[self.stage.start]}")
+
+    def _stage_shapes(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], hidden: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What comes in and goes out, on meta."""
+        here = torch.empty_like(hidden, device="meta")
+        if self.chain.keeps_shape:
+            return here, here
+        shapes = [here]
+        for name in self.chain.blocks[: self.stage.stop]:
+            given, named = _put(to_meta(args), to_meta(kwargs), self.chain.slot, shapes[-1])
+            result = first_tensor(self.chain.bare.get_submodule(name)(*given, **named))
+            assert result is not None
+            shapes.append(result)
+        return shapes[self.stage.start], shapes[self.stage.stop]
+
+    # ------------------------------------------------------------------ inputs
+
+    def _refuse(self, kwargs: dict[str, Any]) -> None:
+        for name in _ONLY_LAST:
+            if kwargs.get(name):
+                raise OptionError(
+                    f"{name}=True: each stage has those of its own blocks only. Leave it out"
+                )
+
+    def _split(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+        """The inputs of each microbatch; of one where a cache is used."""
+        has_cache = any(
+            not isinstance(value, (*_PLAIN, tuple, list, dict)) for value in kwargs.values()
+        )
+        if self.microbatches == 1 or has_cache or kwargs.get("use_cache"):
+            return [(args, kwargs)]
+        if "use_cache" in self._signature.parameters and kwargs.get("use_cache") is None:
+            kwargs = {**kwargs, "use_cache": False}
+        size = find_batch_size((args, kwargs)) or 1
+        count = min(self.microbatches, size)
+        if size % count:
+            raise OptionError(
+                f"a batch of {size} cannot be divided into microbatches={count}: give a multiple"
+            )
+        length = size // count
+        return [
+            map_tensors(
+                functools.partial(_slice, whole=size, start=i * length, length=length), pair
+            )
+            for i in range(count)
+            for pair in [(args, kwargs)]
+        ]
+
+    @contextlib.contextmanager
+    def trusted(self) -> Iterator[None]:
+        """Inside, forwards are not compared between the ranks: the caller has seen to it."""
+        before, self.is_trusted = self.is_trusted, True
+        try:
+            yield
+        finally:
+            self.is_trusted = before
+
+
+class _Part(nn.Module):
+    """A rank's part of the model, as torch's stages take it."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        super().__init__()
+        self.__dict__["_pipeline"] = pipeline
+
+    def forward(self, *received: torch.Tensor) -> torch.Tensor:
+        pipeline: Pipeline = self.__dict__["_pipeline"]
+        return pipeline.run_chunk(*received)
+
+
+def _put(
+    args: tuple[Any, ...], kwargs: dict[str, Any], slot: int | str, hidden: torch.Tensor
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A block's arguments with other hidden states."""
+    if isinstance(slot, str):
+        return args, {**kwargs, slot: hidden}
+    return (*args[:slot], hidden, *args[slot + 1 :]), kwargs
+
+
+def _slice(tensor: torch.Tensor, whole: int, start: int, length: int) -> torch.Tensor:
+    """A microbatch's part of an input; all of one that is the same for every sequence."""
+    if tensor.dim() and tensor.shape[0] == whole:
+        return tensor[start : start + length]
+    if tensor.dim() > 1 and tensor.shape[0] != 1 and tensor.shape[1] == whole:
+        raise OptionError(
+            f"an input of shape {tuple(tensor.shape)} has the batch of {whole} in its "
+            "second dimension: load the pipeline with microbatches=1"
+        )
+    return tensor
+
+
+def _shapes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+    """What must be equal on all ranks, as text."""
+    described = []
+    for name, value in [*enumerate(args), *sorted(kwargs.items())]:
+        shapes = [f"{tuple(t.shape)} {t.dtype}".replace("torch.", "") for t in iter_tensors(value)]
+        if shapes:
+            described.append(f"{name}: {', '.join(shapes)}")
+        elif isinstance(value, _PLAIN):
+            described.append(f"{name}={value!r}")
+    return described
