@@ -8,6 +8,8 @@ import datetime
 from dataclasses import dataclass
 from typing import Any
 
+from anydevice.arguments import names_unknown_arguments
+
 __all__ = ["AutocastKwargs", "GradScalerKwargs", "InitProcessGroupKwargs", "KwargsHandler"]
 
 
@@ -26,6 +28,7 @@ class KwargsHandler:
         return {k: v for k, v in values.items() if v != getattr(default, k)}
 
 
+@names_unknown_arguments
 @dataclass
 class AutocastKwargs(KwargsHandler):
     """Arguments of `torch.autocast`.
@@ -43,6 +46,7 @@ class AutocastKwargs(KwargsHandler):
     cache_enabled: bool | None = None
 
 
+@names_unknown_arguments
 @dataclass
 class GradScalerKwargs(KwargsHandler):
     """Arguments of the loss scaler, a `torch.amp.GradScaler` on most devices.
@@ -62,6 +66,7 @@ class GradScalerKwargs(KwargsHandler):
     enabled: bool = True
 
 
+@names_unknown_arguments
 @dataclass
 class InitProcessGroupKwargs(KwargsHandler):
     """How the process group is formed.

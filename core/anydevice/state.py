@@ -2,6 +2,6 @@
 
 from anydevice.processes import DistributedType, PartialState
 from anydevice.training.gradients import GradientState
-from anydevice.training.state import AcceleratorState
+from anydevice.training.state import AcceleratorState, is_initialized
 
-__all__ = ["AcceleratorState", "DistributedType", "GradientState", "PartialState"]
+__all__ = ["AcceleratorState", "DistributedType", "GradientState", "PartialState", "is_initialized"]

@@ -22,6 +22,7 @@ __all__ = [
     "list_some",
     "parse_bytes",
     "require_text",
+    "says_yes",
     "suggest",
     "whole_number",
 ]
@@ -183,6 +184,11 @@ def _cut(said: Any) -> str:
     """Text of any length, for a message."""
     text = hex(said) if isinstance(said, int) and abs(said) > _LARGEST else repr(said)
     return text if len(text) <= 60 else f"{text[:40]}...{text[-10:]}"
+
+
+def says_yes(text: str) -> bool:
+    """Whether a variable or an option has a word that means yes, in any case."""
+    return text.strip().lower() in TRUE_WORDS
 
 
 def require_text(**options: object) -> None:

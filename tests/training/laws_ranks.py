@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import copy
 import datetime
+import logging
+import time
 import traceback
+from pathlib import Path
+from unittest import mock
 
 import torch
 from torch import nn
@@ -18,6 +22,7 @@ from anydevice.data import DataLoaderConfiguration
 from anydevice.engines import DistributedDataParallelKwargs, FullyShardedDataParallelPlugin
 from anydevice.errors import CollectiveMismatchError, MissingRankError, ModelError, OptionError
 from anydevice.handlers import GradScalerKwargs, InitProcessGroupKwargs
+from anydevice.processes import meeting
 from anydevice.training import Accelerator
 from anydevice.training.local_sgd import LocalSGD
 from anydevice.utils import extract_model_from_parallel
@@ -310,6 +315,7 @@ def a_call_that_not_all_make(rank, size, folder):
         kwargs_handlers=[InitProcessGroupKwargs(timeout=datetime.timedelta(seconds=20))],
     )
     a.prepare(nn.Linear(1, 1))
+    _who_waits_says_so(a, folder)
     try:
         if a.is_main_process:
             a.save_state(folder)
@@ -318,6 +324,26 @@ def a_call_that_not_all_make(rank, size, folder):
     except (CollectiveMismatchError, MissingRankError) as error:
         return str(error)
     return "no error"
+
+
+def _who_waits_says_so(a, folder):
+    """Rank 0 waits for rank 1, which comes when it has heard of that."""
+    heard = Path(folder).with_suffix(".heard")
+
+    class Hears(logging.Handler):
+        def emit(self, record):
+            heard.write_text(record.getMessage())
+
+    logger, handler = logging.getLogger(meeting.__name__), Hears()
+    logger.addHandler(handler)
+    with mock.patch.object(meeting, "_NOTICE", 0.0):
+        while not a.is_main_process and not heard.exists():
+            time.sleep(0.01)
+        a.wait_for_everyone()
+    logger.removeHandler(handler)
+    text = heard.read_text()
+    assert "rank 0 has waited 0 s in wait_for_everyone for rank 1" in text, text
+    assert "laws_ranks.py:" in text, text
 
 
 def dispatched_models(rank, size, folder):

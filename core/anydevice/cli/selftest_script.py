@@ -23,6 +23,7 @@ from anydevice import Accelerator
 from anydevice.cli.selftest import FOLDER
 from anydevice.collectives import gather_object
 from anydevice.registry import get_backend
+from anydevice.text import says_yes
 
 __all__ = ["main"]
 
@@ -66,7 +67,7 @@ def _run(accelerator: Accelerator, check: Callable[[Accelerator], str]) -> bool:
         said = check(accelerator)
     except Exception as error:  # noqa: BLE001 - whatever is wrong is the result
         fault = f"rank {accelerator.process_index}: {type(error).__name__}: {error!s:.300}"
-        if os.environ.get("ACCELERATE_DEBUG_MODE"):
+        if says_yes(os.environ.get("ACCELERATE_DEBUG_MODE", "")):
             traceback.print_exc()
     faults = [f for f in gather_object([fault]) if f]
     seconds = time.perf_counter() - start

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from anydevice.arguments import names_unknown_arguments
+
 __all__ = ["DataLoaderConfiguration"]
 
 
+@names_unknown_arguments
 @dataclass
 class DataLoaderConfiguration:
     """Choices for the loaders that an `Accelerator` prepares.

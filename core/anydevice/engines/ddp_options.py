@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from anydevice.arguments import names_unknown_arguments
 from anydevice.errors import OptionError
 from anydevice.handlers import KwargsHandler
 from anydevice.processes import DDPCommunicationHookType
@@ -18,6 +19,7 @@ __all__ = ["DistributedDataParallelKwargs"]
 _NO = DDPCommunicationHookType.NO
 
 
+@names_unknown_arguments
 @dataclass
 class DistributedDataParallelKwargs(KwargsHandler):
     """Arguments of `torch.nn.parallel.DistributedDataParallel`, and its communication hook.

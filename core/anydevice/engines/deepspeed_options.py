@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from anydevice.arguments import names_unknown_arguments
 from anydevice.errors import OptionError
 
 __all__ = ["DeepSpeedPlugin"]
@@ -16,6 +17,7 @@ __all__ = ["DeepSpeedPlugin"]
 _OFFLOADS: Final = ("none", "cpu", "nvme")
 
 
+@names_unknown_arguments
 @dataclass
 class DeepSpeedPlugin:
     """Choices for training with DeepSpeed, and its configuration.

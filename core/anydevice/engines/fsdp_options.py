@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 import torch
 from torch import nn
 
+from anydevice.arguments import names_unknown_arguments
 from anydevice.errors import OptionError
 
 __all__ = ["FullyShardedDataParallelPlugin"]
@@ -28,6 +29,7 @@ _GONE: Final = {
 }
 
 
+@names_unknown_arguments
 @dataclass
 class FullyShardedDataParallelPlugin:
     """Choices for sharding weights, gradients and optimizer state with torch's `fully_shard`.

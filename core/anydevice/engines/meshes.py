@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import torch
 
+from anydevice.arguments import names_unknown_arguments
 from anydevice.errors import OptionError
 
 __all__ = [
@@ -24,6 +25,7 @@ _SIZES: Final = {
 }
 
 
+@names_unknown_arguments
 @dataclass
 class TorchTensorParallelConfig:
     """Choices for tensor parallelism.
@@ -42,6 +44,7 @@ class TorchTensorParallelConfig:
             raise OptionError("enable_async_tp=True is not there: leave it out")
 
 
+@names_unknown_arguments
 @dataclass
 class TorchTensorParallelPlugin:
     """The old way to ask for tensor parallelism; `ParallelismConfig` says more.
@@ -62,6 +65,7 @@ class TorchTensorParallelPlugin:
             raise OptionError("torch_device_mesh: use ParallelismConfig(tp_size=...) instead")
 
 
+@names_unknown_arguments
 @dataclass
 class ParallelismConfig:
     """How the processes divide the work, as the sizes of a mesh; their product is their number.

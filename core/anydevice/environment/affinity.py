@@ -10,6 +10,7 @@ from pathlib import Path
 from anydevice import registry
 from anydevice.errors import OptionError
 from anydevice.processes import setting
+from anydevice.text import says_yes
 
 __all__ = ["override_numa_affinity", "set_numa_affinity"]
 
@@ -41,7 +42,7 @@ def override_numa_affinity(local_process_index: int, verbose: bool | None = None
     if not processors:
         return
     os.sched_setaffinity(0, processors)
-    if verbose or (verbose is None and setting("DEBUG_MODE").lower() in ("1", "true", "yes")):
+    if verbose or (verbose is None and says_yes(setting("DEBUG_MODE"))):
         _logger.warning(
             "process %d is bound to NUMA node %d, processors %s",
             local_process_index,

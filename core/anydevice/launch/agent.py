@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from anydevice.launch.worker import FAILED, REPORT_FOLDER
+from anydevice.text import says_yes
 
 __all__ = ["main"]
 
@@ -33,7 +34,7 @@ def main(words: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as run
 
-    debug = os.environ.get("ACCELERATE_DEBUG_MODE") == "true"
+    debug = says_yes(os.environ.get("ACCELERATE_DEBUG_MODE", ""))
     if not debug:  # its warnings and errors say again what the script has said
         logging.disable(logging.ERROR)
     try:

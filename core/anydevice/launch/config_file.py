@@ -19,6 +19,7 @@ import yaml
 from anydevice.errors import OptionError
 from anydevice.launch.settings import did_you_mean
 from anydevice.launch.table import SETTINGS
+from anydevice.text import says_yes
 
 __all__ = ["ConfigFile", "default_path", "find_config", "read_config", "write_config"]
 
@@ -149,7 +150,7 @@ def _read_old(
     """Keys of the first versions."""
     if "fp16" in flat:  # before `mixed_precision`
         used.add("fp16")
-        if "mixed_precision" not in values and str(flat["fp16"]).lower() == "true":
+        if "mixed_precision" not in values and says_yes(str(flat["fp16"])):
             values["mixed_precision"], origins["mixed_precision"] = "fp16", "fp16"
     ids = values.get("gpu_ids")
     if ids is not None and str(ids).lower() == "all":

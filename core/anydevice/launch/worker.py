@@ -15,6 +15,8 @@ import types
 from pathlib import Path
 from typing import Final
 
+from anydevice.text import says_yes
+
 __all__ = ["FAILED", "REPORT_FOLDER", "main"]
 
 #: The variable that names the folder in which the first process to fail leaves its rank.
@@ -96,7 +98,7 @@ def _is_first(code: int) -> bool:
 
 
 def _shows_all() -> bool:
-    return os.environ.get("ACCELERATE_DEBUG_MODE", "").lower() in ("1", "true", "yes")
+    return says_yes(os.environ.get("ACCELERATE_DEBUG_MODE", ""))
 
 
 if __name__ == "__main__":

@@ -22,6 +22,8 @@ import contextlib
 import datetime
 import hashlib
 import json
+import logging
+import math
 import os
 import socket
 import sys
@@ -42,9 +44,16 @@ _LOOK: Final = 0.5
 #: A waiting rank sleeps for this part of the time waited, and for so many seconds at most.
 _PART: Final = 0.05
 _LONGEST: Final = 0.02
+#: After how many seconds a waiting rank says for whom it waits.
+_NOTICE: Final = 30.0
 #: How long, in seconds, a rank that leaves waits for the others to have read what it said last.
 _LEAVE_LIMIT: Final = 5.0
 _LEFT: Final = "left"
+_SAME_CALLS: Final = (
+    "Each rank must make the same calls in the same order: look for a call inside an `if` "
+    "that is true on some ranks only, such as `if is_main_process`."
+)
+_logger: Final = logging.getLogger(__name__)
 #: Bytes that stand for what a rank is about to do.
 _DIGEST: Final = 8
 
@@ -128,9 +137,13 @@ class Meetings:
 
     def _wait(self, keys: list[str], said: dict[str, Any]) -> list[bytes]:
         start = look = time.monotonic()
+        notice = start + _NOTICE
         try:
             while not self._store.check(keys):
                 now = time.monotonic()
+                if now > notice:
+                    notice = math.inf
+                    self._say(keys, said)
                 if now - look > _LOOK or now - start > self._limit.total_seconds():
                     look = now
                     self._look(keys, said, late=now - start > self._limit.total_seconds())
@@ -142,6 +155,20 @@ class Meetings:
                 f"share is gone, so the process that served it has ended: {error!s:.200}"
             ) from error
         return found
+
+    def _say(self, keys: list[str], said: dict[str, Any]) -> None:
+        """Say for whom this rank waits: long before the error, which comes at the group's limit."""
+        missing = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
+        _logger.warning(
+            "rank %d has waited %g s in %s for rank %s, and goes on waiting for %g s.\n%s\n%s",
+            self._rank,
+            _NOTICE,
+            said["call"],
+            ", ".join(map(str, missing)),
+            max(0.0, self._limit.total_seconds() - _NOTICE),
+            self.lines(),
+            _SAME_CALLS,
+        )
 
     def _look(self, keys: list[str], said: dict[str, Any], *, late: bool) -> None:
         missing = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
@@ -167,8 +194,7 @@ class Meetings:
         who = ", ".join(f"rank {rank} {gone.get(rank, late)}" for rank in missing)
         raise MissingRankError(
             f"{said['call']} needs all {self._size} ranks, and {who}.\n{self.lines()}\n"
-            "Each rank must make the same calls in the same order: look for a call inside an `if` "
-            "that is true on some ranks only, such as `if is_main_process`."
+            f"{_SAME_CALLS}"
         )
 
     def _disagree(self, number: int, said: dict[str, Any]) -> None:

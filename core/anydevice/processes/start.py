@@ -15,7 +15,7 @@ from anydevice.processes.environment import Launch, read_launch, setting
 from anydevice.processes.group import collective_backends, join_group
 from anydevice.processes.kinds import DistributedType
 from anydevice.processes.meeting import Meetings
-from anydevice.text import TRUE_WORDS
+from anydevice.text import says_yes
 
 __all__ = ["HOST", "start"]
 
@@ -59,7 +59,7 @@ def start(
             DistributedType.of_device(device.type) if several else DistributedType.NO
         ),
         "backend": None if store is None else _name_for(device.type),
-        "debug": setting("DEBUG_MODE").lower() in TRUE_WORDS,
+        "debug": says_yes(setting("DEBUG_MODE")),
         "fork_launched": False,
         "_meetings": (
             Meetings(store, launch.rank, launch.size, timeout or _LIMIT)
@@ -84,7 +84,7 @@ def _name_for(device_type: str) -> str:
 
 def _choose_device(launch: Launch, cpu: bool) -> torch.device:
     named = setting("TORCH_DEVICE") or setting("DEVICE_TYPE")
-    if cpu or (not named and setting("USE_CPU").lower() in TRUE_WORDS):
+    if cpu or (not named and says_yes(setting("USE_CPU"))):
         return torch.device(HOST)
     if named:
         device = (resolve_device if ":" in named else parse_device)(named)

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from torch import nn
 
+from anydevice.arguments import names_unknown_arguments
 from anydevice.data import DataLoaderConfiguration
 from anydevice.engines import ParallelismConfig
 from anydevice.errors import OptionError
@@ -33,6 +34,7 @@ __all__ = ["Accelerator"]
 _UNSET: Final[Any] = object()
 
 
+@names_unknown_arguments
 class Accelerator(AcceleratorPreparing, AcceleratorStepping, AcceleratorPersistence):
     """Makes a training loop run on one device, several processes or several machines.
 

@@ -9,17 +9,19 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from anydevice.arguments import names_unknown_arguments
 from anydevice.engines import units_of
 from anydevice.errors import OptionError
 from anydevice.handlers import KwargsHandler
 from anydevice.processes import DynamoBackend
+from anydevice.text import says_yes
 
 __all__ = ["TorchDynamoPlugin"]
 
 _MODES: Final = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
-_TRUE: Final = ("1", "true", "yes")
 
 
+@names_unknown_arguments
 @dataclass
 class TorchDynamoPlugin(KwargsHandler):
     """Arguments of `torch.compile` for the models that are prepared.
@@ -60,7 +62,7 @@ class TorchDynamoPlugin(KwargsHandler):
         ):
             said = os.environ.get(prefix + variable)
             if getattr(self, name) is None and said is not None:
-                setattr(self, name, said.lower() in _TRUE)
+                setattr(self, name, says_yes(said))
         if self.mode is not None and self.mode not in _MODES:
             raise OptionError(f"mode={self.mode!r}: give one of {', '.join(_MODES)}")
         if self.mode not in (None, "default") and self.options:

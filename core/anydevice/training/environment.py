@@ -12,7 +12,7 @@ from anydevice.engines import (
     ParallelismConfig,
 )
 from anydevice.errors import OptionError
-from anydevice.text import TRUE_WORDS
+from anydevice.text import TRUE_WORDS, says_yes
 
 __all__ = [
     "deepspeed_from_environment",
@@ -24,15 +24,11 @@ __all__ = [
 
 def is_set(name: str) -> bool:
     """Whether a variable says yes."""
-    return _flag(os.environ.get(name, ""))
-
-
-def _flag(text: str) -> bool:
-    return text.lower() in TRUE_WORDS
+    return says_yes(os.environ.get(name, ""))
 
 
 def _reshard(text: str) -> Any:
-    return _flag(text) if text.lower() in (*TRUE_WORDS, "false", "0", "no") else text
+    return says_yes(text) if text.lower() in (*TRUE_WORDS, "false", "0", "no") else text
 
 
 def _names(text: str) -> list[str]:
@@ -48,16 +44,16 @@ _FSDP: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
     "FSDP_SHARDING_STRATEGY": ("sharding_strategy", str),
     "FSDP_RESHARD_AFTER_FORWARD": ("reshard_after_forward", _reshard),
     "FSDP_BACKWARD_PREFETCH": ("backward_prefetch", str),
-    "FSDP_OFFLOAD_PARAMS": ("cpu_offload", _flag),
+    "FSDP_OFFLOAD_PARAMS": ("cpu_offload", says_yes),
     "FSDP_AUTO_WRAP_POLICY": ("auto_wrap_policy", _policy),
     "FSDP_TRANSFORMER_CLS_TO_WRAP": ("transformer_cls_names_to_wrap", _names),
     "FSDP_MIN_NUM_PARAMS": ("min_num_params", int),
     "FSDP_STATE_DICT_TYPE": ("state_dict_type", str),
-    "FSDP_FORWARD_PREFETCH": ("forward_prefetch", _flag),
-    "FSDP_USE_ORIG_PARAMS": ("use_orig_params", _flag),
-    "FSDP_SYNC_MODULE_STATES": ("sync_module_states", _flag),
-    "FSDP_CPU_RAM_EFFICIENT_LOADING": ("cpu_ram_efficient_loading", _flag),
-    "FSDP_ACTIVATION_CHECKPOINTING": ("activation_checkpointing", _flag),
+    "FSDP_FORWARD_PREFETCH": ("forward_prefetch", says_yes),
+    "FSDP_USE_ORIG_PARAMS": ("use_orig_params", says_yes),
+    "FSDP_SYNC_MODULE_STATES": ("sync_module_states", says_yes),
+    "FSDP_CPU_RAM_EFFICIENT_LOADING": ("cpu_ram_efficient_loading", says_yes),
+    "FSDP_ACTIVATION_CHECKPOINTING": ("activation_checkpointing", says_yes),
     "FSDP_IGNORED_MODULES": ("ignored_modules", str),
 }
 _DEEPSPEED: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
@@ -67,7 +63,7 @@ _DEEPSPEED: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
     "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE": ("offload_param_device", str),
     "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_NVME_PATH": ("offload_optimizer_nvme_path", str),
     "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_NVME_PATH": ("offload_param_nvme_path", str),
-    "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL": ("zero3_save_16bit_model", _flag),
+    "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL": ("zero3_save_16bit_model", says_yes),
     "ACCELERATE_GRADIENT_CLIPPING": ("gradient_clipping", float),
 }
 

@@ -7,12 +7,14 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from anydevice.arguments import names_unknown_arguments
 from anydevice.data import active_iterations, current_iteration
 from anydevice.errors import OptionError
 
 __all__ = ["GradientAccumulationPlugin", "GradientState"]
 
 
+@names_unknown_arguments
 @dataclass
 class GradientAccumulationPlugin:
     """Choices for accumulating gradients over several batches.

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from anydevice.arguments import refuse_unknown_argument
 from anydevice.engines import FullyShardedDataParallelPlugin
 from anydevice.errors import OptionError
 from anydevice.training.checkpoints import (
@@ -62,14 +63,18 @@ class AcceleratorPersistence(AcceleratorLogging):
     def register_save_state_pre_hook(self, hook: Callable[..., None]) -> RemovableHandle:
         """Call ``hook(models, weights, output_dir)`` before a checkpoint is written.
 
-        What it removes from ``weights`` is not written; ``output_dir`` becomes the checkpoint.
+        ``models`` are the user's own modules, as `unwrap_model` gives them. What the hook removes
+        from ``weights`` is not written; ``output_dir`` becomes the checkpoint.
         """
         handle = RemovableHandle(self._save_hooks)
         self._save_hooks[handle.id] = hook
         return handle
 
     def register_load_state_pre_hook(self, hook: Callable[..., None]) -> RemovableHandle:
-        """Call ``hook(models, input_dir)`` before one is read; models it removes are not loaded."""
+        """Call ``hook(models, input_dir)`` before one is read; models it removes are not loaded.
+
+        ``models`` are the user's own modules, as `unwrap_model` gives them.
+        """
         handle = RemovableHandle(self._load_hooks)
         self._load_hooks[handle.id] = hook
         return handle
@@ -106,7 +111,8 @@ class AcceleratorPersistence(AcceleratorLogging):
         """
         if save_model_func_kwargs:
             name = sorted(save_model_func_kwargs)[0]
-            raise OptionError(f"save_state has no argument {name!r}")
+            known = ("output_dir", "safe_serialization", "asynchronous")
+            refuse_unknown_argument("save_state", name, known)
         self.state._partial.meet("save_state")
         self.wait_for_save()
         project = self.project_configuration
@@ -177,6 +183,9 @@ class AcceleratorPersistence(AcceleratorLogging):
     ) -> None:
         """Read what `save_state` wrote, on any number of processes; all of them call this.
 
+        All is checked before anything is loaded: an error on any process leaves everything as it
+        was on all of them.
+
         Loaders have the saved epoch. They go on in its middle by themselves with
         ``DataLoaderConfiguration(use_stateful_dataloader=True)``; else skip with
         `skip_first_batches`.
@@ -190,7 +199,9 @@ class AcceleratorPersistence(AcceleratorLogging):
             CheckpointNotFoundError: there is no such folder, or something is not in it.
             CheckpointMismatchError: a model or optimizer is not the one that was saved.
             CorruptCheckpointError: a file is damaged.
-            CheckpointError: an asynchronous save before this could not be written.
+            CheckpointError: one of these on another process; or an asynchronous save before this
+                could not be written.
+            OptionError: no folder; nothing is prepared or registered to load into.
         """
         self.wait_for_save()
         project = self.project_configuration

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from anydevice.arguments import names_unknown_arguments
 from anydevice.errors import OptionError
 from anydevice.handlers import KwargsHandler
 
 __all__ = ["ProfileKwargs"]
 
 
+@names_unknown_arguments
 @dataclass
 class ProfileKwargs(KwargsHandler):
     """Arguments of `torch.profiler.profile`.

@@ -6,11 +6,13 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+from anydevice.arguments import names_unknown_arguments
 from anydevice.errors import OptionError
 
 __all__ = ["ProjectConfiguration"]
 
 
+@names_unknown_arguments
 @dataclass
 class ProjectConfiguration:
     """Where a run keeps its files, and how its checkpoints are named.

@@ -10,7 +10,7 @@ import torch
 from anydevice.errors import OptionError
 from anydevice.processes import DistributedType, PartialState, PrecisionType
 
-__all__ = ["AcceleratorState", "choose_precision"]
+__all__ = ["AcceleratorState", "choose_precision", "is_initialized"]
 
 _DTYPES: Final = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -120,6 +120,17 @@ class AcceleratorState:
 
     def __repr__(self) -> str:
         return f"{self._partial!r}\nMixed precision type: {self.mixed_precision}\n"
+
+
+def is_initialized() -> bool:
+    """Whether an `Accelerator`, or its state, has been made in this process.
+
+    Example:
+        >>> AcceleratorState._reset_state()
+        >>> is_initialized()
+        False
+    """
+    return "_partial" in AcceleratorState._shared_state
 
 
 def choose_precision(given: Any, state: PartialState) -> str:

@@ -17,6 +17,7 @@ import torch
 from anydevice.errors import CheckpointError
 from anydevice.processes import PartialState
 from anydevice.training.checkpoints.folders import Writing
+from anydevice.training.checkpoints.telling import tell_errors
 from anydevice.training.checkpoints.weights import ModelFiles, is_alone
 
 __all__ = ["BackgroundSave"]
@@ -70,13 +71,11 @@ class BackgroundSave:
             return
         (running, folder), self._running = self._running, None
         error = running.exception()
-        mine = b"" if error is None else f"{type(error).__name__}: {error}"[:1000].encode()
-        said = self._state.meet("wait_for_save", payload=mine)
-        texts = [f"rank {rank}: {text.decode()}" for rank, text in enumerate(said) if text]
+        texts = tell_errors(self._state, "wait_for_save", error)
         if texts:
             raise CheckpointError(
                 f"save_state(asynchronous=True) could not write {folder.name!r}, and left what "
-                "was there before. See to the cause and save again. " + "\n".join(texts)
+                f"was there before. See to the cause and save again. {texts}"
             ) from error
 
 

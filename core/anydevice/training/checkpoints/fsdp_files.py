@@ -10,10 +10,9 @@ import torch
 from torch import nn
 
 from anydevice.errors import OptionError
+from anydevice.training.checkpoints.fitting import plan_model, plan_optimizer
 from anydevice.training.checkpoints.weights import (
     ModelFiles,
-    load_model,
-    load_optimizer,
     numbered_name,
     save_parts,
     save_whole,
@@ -60,7 +59,7 @@ def load_fsdp_model(
 ) -> None:
     """Read what `save_fsdp_model` wrote; all processes call this."""
     _refuse(adapter_only)
-    load_model(accelerator.engine, model, Path(input_dir), model_index)
+    plan_model(accelerator.engine, model, Path(input_dir), model_index)()
 
 
 def save_fsdp_optimizer(
@@ -97,7 +96,7 @@ def load_fsdp_optimizer(
 ) -> None:
     """Read what `save_fsdp_optimizer` wrote; all processes call this."""
     _refuse(adapter_only)
-    load_optimizer(accelerator.engine, model, optimizer, Path(input_dir), optimizer_index)
+    plan_optimizer(accelerator.engine, model, optimizer, Path(input_dir), optimizer_index)()
 
 
 def _folder(path: str | os.PathLike[str]) -> Path:

@@ -55,6 +55,17 @@ class SaveRequest:
     writes: bool = True
 
     @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing that a checkpoint could be loaded into."""
+        things = (self.models, self.optimizers, self.schedulers, self.dataloaders, self.custom)
+        return not any((*things, self.hooks))
+
+    @property
+    def modules(self) -> list[Any]:
+        """The user's own modules, for hooks: scripts ask them for their class."""
+        return [self.engine.unwrap(model) for model in self.models]
+
+    @property
     def in_parts(self) -> bool:
         """Whether each process writes its part of the weights."""
         return self.engine.sharded and not self.whole
@@ -120,7 +131,7 @@ def _check_asynchronous(request: SaveRequest) -> None:
 def _write(request: SaveRequest, place: Path, later: dict[str, Any] | None) -> None:
     """Write all files; weights and optimizers are put into ``later`` instead, where it is given."""
     in_parts = request.in_parts or later is not None
-    models = list(request.models)
+    models = request.modules
     weights = [request.engine.state_dict(model, full=not in_parts) for model in request.models]
     for hook in request.hooks:
         hook(models, weights, str(place))
