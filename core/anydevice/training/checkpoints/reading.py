@@ -126,7 +126,7 @@ class Parts:
             CorruptCheckpointError: the description of the parts is damaged, or a file is not
                 there or too short.
         """
-        from torch.distributed.checkpoint import FileSystemReader
+        from torch.distributed.checkpoint.filesystem import FileSystemReader
 
         try:
             found = FileSystemReader(self.path).read_metadata()
