@@ -45,8 +45,8 @@ def test_enabling_twice_is_enabling_once(unchanged):
     with integration.enable():
         with integration.enable():
             pass
-        assert integration._integration.is_enabled  # the inner end is not the outer one's
-    assert not integration._integration.is_enabled
+        assert integration.integration.is_enabled  # the inner end is not the outer one's
+    assert not integration.integration.is_enabled
     integration.enable()
     integration.enable()
     integration.disable()
@@ -97,7 +97,7 @@ def test_a_function_that_changed_is_refused_by_name(name, monkeypatch):
     monkeypatch.delattr(modeling, name)
     with pytest.raises(MissingDependencyError, match=f"{name} is gone"):
         integration.enable()
-    assert not integration._integration.is_enabled
+    assert not integration.integration.is_enabled
 
 
 def run(script, **environment):

@@ -130,25 +130,11 @@ def test_what_cannot_be_used_is_said(device_map, options, said, saved, sim, enab
         saved("llama").load(device_map, **options)
 
 
-def word_tokenizer():
-    """A tokenizer of 64 words, made here: nothing is downloaded."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    words = ["<pad>", "<s>", "</s>", *(f"w{number}" for number in range(3, 64))]
-    vocabulary = {word: number for number, word in enumerate(words)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>"
-    )
-
-
 @pytest.mark.parametrize("budgets", [None, {0: "60KiB", "cpu": "1GiB"}])
 def test_a_text_pipeline(budgets, saved, sim, enabled):
     from transformers import pipeline
 
-    tokenizer = word_tokenizer()
+    tokenizer = zoo.word_tokenizer()
     texts = ["w5 w7 w9", "w8 w10"]
     options = {"max_new_tokens": 4, "do_sample": False, "batch_size": 2}
     tokenizer.padding_side = "left"

@@ -145,6 +145,20 @@ def mamba():
     return MambaForCausalLM(config), {"input_ids": IDS}
 
 
+def word_tokenizer():
+    """A tokenizer of 64 words, made here: nothing is downloaded."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = ["<pad>", "<s>", "</s>", *(f"w{number}" for number in range(3, 64))]
+    vocabulary = {word: number for number, word in enumerate(words)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>"
+    )
+
+
 FAMILIES = (llama, gpt2, t5, mixtral, bert, whisper, llava, mamba)
 GENERATING = ("llama", "gpt2", "t5", "mixtral", "whisper", "llava", "mamba")
 

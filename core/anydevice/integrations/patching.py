@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType, TracebackType
 from typing import Any, Final
 
@@ -52,12 +52,22 @@ class Patch:
 class Integration:
     """The switch of one library's patches.
 
+    It stays on while somebody holds it: the user, or another integration that needs it.
+
     Args:
-        find_patches: checks the library and returns its patches; raises where it cannot be used.
+        find_patches: checks the library and gives its patches; raises where it cannot be used.
+        find_needed: gives other integrations that are to be on while this one is.
     """
 
-    def __init__(self, find_patches: Callable[[], Iterator[Patch]]) -> None:
+    def __init__(
+        self,
+        find_patches: Callable[[], Iterable[Patch]],
+        find_needed: Callable[[], Iterable[Integration]] = tuple,
+    ) -> None:
         self._find_patches = find_patches
+        self._find_needed = find_needed
+        self._holders: set[Integration] = set()
+        self._needed: list[Integration] = []
         self._applied: list[Patch] = []
 
     @property
@@ -65,26 +75,44 @@ class Integration:
         """Whether the patches are in place."""
         return bool(self._applied)
 
-    def enable(self) -> Enabled:
-        """Apply all patches, or none where one cannot be applied."""
-        with _lock:
-            was_enabled = self.is_enabled
-            if not was_enabled:
-                patches = list(self._find_patches())
-                try:
-                    for patch in patches:
-                        patch.apply()
-                        self._applied.append(patch)
-                except BaseException:
-                    self.disable()
-                    raise
-            return Enabled(self, was_enabled)
+    def enable(self, holder: Integration | None = None) -> Enabled:
+        """Apply all patches, or none where one cannot be applied.
 
-    def disable(self) -> None:
-        """Undo all patches, the last one first."""
+        Args:
+            holder: the integration that needs this one; None for the user.
+        """
         with _lock:
-            while self._applied:
-                self._applied.pop().undo()
+            key = holder or self
+            was_held = key in self._holders
+            if not self._applied:
+                try:
+                    self._apply()
+                except BaseException:
+                    self._undo()
+                    raise
+            self._holders.add(key)
+            return Enabled(self, was_held)
+
+    def disable(self, holder: Integration | None = None) -> None:
+        """Undo all patches, the last one first, unless somebody else holds them."""
+        with _lock:
+            self._holders.discard(holder or self)
+            if not self._holders:
+                self._undo()
+
+    def _apply(self) -> None:
+        for needed in self._find_needed():
+            needed.enable(self)
+            self._needed.append(needed)
+        for patch in list(self._find_patches()):
+            patch.apply()
+            self._applied.append(patch)
+
+    def _undo(self) -> None:
+        while self._applied:
+            self._applied.pop().undo()
+        while self._needed:
+            self._needed.pop().disable(self)
 
 
 class Enabled:

@@ -8,15 +8,20 @@ under these names before is put back at its end, also where that was nothing.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import importlib.util
 import sys
 import threading
 from collections.abc import Iterator
 from types import ModuleType
-from typing import Final
+from typing import Any, Final
 
-__all__ = ["is_importable", "standing_in"]
+__all__ = ["INTERFACE", "is_importable", "package", "standing_in"]
+
+#: The version of accelerate whose interface anydevice has.
+INTERFACE: Final = "1.15.0"
+
 
 _NAME: Final = "accelerate"
 _PATHS: Final = (
@@ -44,12 +49,27 @@ def is_importable() -> bool:
     return False
 
 
+class _Package(ModuleType):
+    """anydevice, with the version of the interface that it has."""
+
+    __version__ = INTERFACE
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module("anydevice"), name)
+
+
+@functools.cache
+def package() -> ModuleType:
+    """What ``import accelerate`` finds while anydevice stands in."""
+    return _Package(_NAME)
+
+
 @contextlib.contextmanager
 def standing_in() -> Iterator[None]:
     """Let ``import accelerate`` find anydevice inside a ``with`` block."""
     with _lock:
         before = _taken()
-        sys.modules[_NAME] = importlib.import_module("anydevice")
+        sys.modules[_NAME] = package()
         for path in _PATHS:
             sys.modules[f"{_NAME}.{path}"] = importlib.import_module(f"anydevice.{path}")
         try:

@@ -37,7 +37,7 @@ from anydevice.integrations.planning import plan, planned_for, read_device_map
 from anydevice.modules import extract_model_from_parallel
 from anydevice.placement import get_balanced_memory, infer_auto_device_map
 
-__all__ = ["disable", "enable"]
+__all__ = ["disable", "enable", "integration"]
 
 _OLDEST: Final = (5, 24)
 _BELOW: Final = (6, 0)
@@ -62,12 +62,12 @@ def enable() -> Enabled:
         anydevice.integrations.transformers.enable()
         model = AutoModelForCausalLM.from_pretrained("my/model", device_map="auto")
     """
-    return _integration.enable()
+    return integration.enable()
 
 
 def disable() -> None:
     """Undo `enable`. Models that are loaded already go on working."""
-    _integration.disable()
+    integration.disable()
 
 
 def _patches() -> Iterator[Patch]:
@@ -138,7 +138,8 @@ def _patches() -> Iterator[Patch]:
     yield from peft.patches()
 
 
-_integration = Integration(_patches)
+#: The switch; `anydevice.integrations.diffusers` holds it too.
+integration = Integration(_patches)
 
 
 # ---------------------------------------------------------------------- what takes their place
