@@ -11,7 +11,7 @@ from torch import nn
 from anydevice.devices import CPU, DISK, Device, DeviceLike, parse_device
 from anydevice.errors import ModelError
 from anydevice.tensors import move_tensor
-from anydevice.weights import exchange, find_slot, iter_slots
+from anydevice.weights import exchange, find_slot, iter_modules, iter_slots
 
 __all__ = [
     "as_dtype",
@@ -183,7 +183,7 @@ def get_non_persistent_buffers(
         fqns: full names, such as ``"rotary.cos"``, in place of the buffers' own.
     """
     found: set[str] = set()
-    for path, owner in module.named_modules() if recurse else [("", module)]:
+    for path, owner in iter_modules(module) if recurse else [("", module)]:
         dot = f"{path}." if path and fqns else ""
         found |= {dot + name for name in owner._non_persistent_buffers_set}
     return found
@@ -203,17 +203,19 @@ def named_module_tensors(
         recurse: those of its submodules, too.
         remove_non_persistent: leave out buffers that are in no state dict.
     """
-    yield from module.named_parameters(recurse=recurse)
-    if not include_buffers:
-        return
+    slots = list(iter_slots(module, recurse=recurse, buffers=include_buffers))
+    slots.sort(key=lambda named: named[1].is_buffer)
     left_out = (
         get_non_persistent_buffers(module, recurse=recurse, fqns=True)
         if remove_non_persistent
         else ()
     )
-    for name, buffer in module.named_buffers(recurse=recurse):
-        if name not in left_out:
-            yield name, buffer
+    seen: set[int] = set()
+    for name, slot in slots:
+        tensor = slot.table[slot.name]
+        if id(tensor) not in seen and not (slot.is_buffer and name in left_out):
+            yield name, tensor
+        seen.add(id(tensor))
 
 
 def as_dtype(dtype: str | torch.dtype) -> torch.dtype:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import nn
 
 from anydevice.devices import CPU, Device, parse_device
 from anydevice.errors import ModelError
-from anydevice.tensors import move_tensor, storage_address
+from anydevice.tensors import storage_address
 from anydevice.weights import Slot, exchange, find_slot, iter_slots
 
 __all__ = [
@@ -149,8 +149,15 @@ class Weight:
         """Whether it is on the device that it is to be stored on (for the disk: on the host)."""
         return self.tensor.device == self.device.torch
 
-    def hold(self, value: torch.Tensor) -> None:
+    def hold(
+        self, value: torch.Tensor, gradients: Mapping[int, torch.Tensor] | None = None
+    ) -> None:
         """Let the tensor hold a value, device and all; a Parameter stays the same object.
+
+        Args:
+            value: what it shall hold.
+            gradients: by the id of a Parameter, what its gradient is on the value's device; by
+                default gradients are moved there.
 
         Raises:
             ModelError: its shape is another, or the tensor cannot be exchanged now.
@@ -162,13 +169,14 @@ class Weight:
                 f"{tuple(value.shape)}"
             )
         held = [slot.get() for slot in self.slots]
-        exchange(self.slots[0], value)
+        gradients = gradients or {}
+        exchange(self.slots[0], value, gradients.get(id(old)))
         new = self.tensor
         for slot, before in zip(self.slots[1:], held[1:], strict=True):
             if before is old:
                 slot.put(new)
             else:  # another Parameter over the same memory: so it shall stay
-                exchange(slot, new)
+                exchange(slot, new, gradients.get(id(before)))
 
     def check_value(self) -> None:
         """Make sure that there is a value to move.
@@ -180,17 +188,6 @@ class Weight:
             raise ModelError(
                 f"{self.names[0]} is on meta: it has no value to move to {self.device}"
             )
-
-    def move(self) -> None:
-        """Move it to `device`.
-
-        Raises:
-            ModelError: it is on meta.
-        """
-        self.check_value()
-        if not self.is_there:
-            device = self.device if self.device.is_accelerator else CPU
-            self.hold(move_tensor(self.tensor.detach(), device))
 
 
 def gather_weights(

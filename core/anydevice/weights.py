@@ -152,11 +152,16 @@ def find_slot(module: nn.Module, name: str) -> Slot:
     )
 
 
-def exchange(slot: Slot, value: torch.Tensor) -> None:
+def exchange(slot: Slot, value: torch.Tensor, gradient: torch.Tensor | None = None) -> None:
     """Let the slot's tensor hold ``value``'s data, with its device and dtype.
 
     A Parameter stays the same object, with its attributes, class and ``requires_grad`` (dropped
     only where the new dtype cannot have gradients). A buffer is replaced where it cannot be kept.
+
+    Args:
+        slot: where the tensor stands.
+        value: what it shall hold.
+        gradient: its gradient on the value's device; by default that which it has is moved there.
     """
     old = slot.get()
     if old is None or (slot.is_buffer and not isinstance(old, nn.Parameter)):
@@ -168,13 +173,15 @@ def exchange(slot: Slot, value: torch.Tensor) -> None:
     if isinstance(slot.module, torch.jit.ScriptModule) and old.device.type != value.device.type:
         slot.put(nn.Parameter(value, requires_grad))  # it does not hold the Python object
         return
-    gradient = old.grad
-    if gradient is not None:
+    before = old.grad
+    if before is not None:
         old.grad = None
     if old.is_meta or old.is_inference() or not _set_data(old, value, requires_grad):
         _swap(old, value, requires_grad)
-    if gradient is not None and requires_grad and not value.is_meta:
-        old.grad = move_tensor(gradient.detach(), parse_device(value.device)).to(value.dtype)
+    if before is not None and requires_grad and not value.is_meta:
+        if gradient is None:
+            gradient = move_tensor(before.detach(), parse_device(value.device)).to(value.dtype)
+        old.grad = gradient
 
 
 def _set_data(old: torch.Tensor, value: torch.Tensor, requires_grad: bool) -> bool:

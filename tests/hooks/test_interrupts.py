@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 import random
-import sys
 
 import pytest
 import torch
+from tests.interrupting import AtLine
 from torch import nn
 from torch.overrides import _get_current_function_mode_stack
 
@@ -38,36 +38,6 @@ class Net(nn.Module):
         return self.rnn(x)[0]
 
 
-class Interrupt(BaseException):
-    pass
-
-
-class Moments:
-    """Counts the lines of anydevice that a call runs; raises at one of them."""
-
-    def __init__(self, at=None):
-        self.count, self.at = 0, at
-
-    def __call__(self, frame, event, _arg):
-        name = frame.f_code.co_filename
-        if "core/anydevice" not in name.replace("\\", "/"):
-            return None
-        if event == "line":
-            self.count += 1
-            if self.count == self.at:
-                raise Interrupt
-        return self
-
-    def during(self, function):
-        before = sys.gettrace()
-        sys.settrace(self)
-        try:
-            function()
-        finally:
-            sys.settrace(before)
-        return self.count
-
-
 def prepared(how):
     torch.manual_seed(0)
     model = Net().eval()
@@ -93,13 +63,10 @@ def test_a_forward_that_is_interrupted(sim, how, gradients):
 
     with torch.set_grad_enabled(gradients):
         forward()
-        lines = Moments().during(forward)
-        for moment in random.Random(how).sample(range(1, lines), MOMENTS):
-            try:
-                Moments(moment).during(forward)
-            except Interrupt:
-                pass
-            else:  # another order of prefetching ran fewer lines
+        lines = AtLine()
+        lines.during(forward)
+        for moment in random.Random(how).sample(range(1, lines.count), MOMENTS):
+            if AtLine(moment).during(forward) is None:  # another order of prefetching ran fewer
                 continue
             assert not _get_current_function_mode_stack()
             assert torch.sim.current_device() == 0

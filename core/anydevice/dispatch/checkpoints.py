@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,9 +13,9 @@ from torch import nn
 from anydevice.checkpoint import Checkpoint
 from anydevice.devices import DeviceLike
 from anydevice.dispatch.models import HookOptions, hook_placed
-from anydevice.dispatch.storing import store_weights
+from anydevice.dispatch.storing import prepare_storing, store_weights
 from anydevice.loading.load import LoadRequest, load_placed
-from anydevice.loading.match import dtypes_once_loaded
+from anydevice.loading.match import Plan, dtypes_once_loaded
 from anydevice.loading.options import DEFAULT_BUFFER_BYTES
 from anydevice.placement import (
     Headroom,
@@ -167,8 +167,21 @@ def load_checkpoint_and_dispatch(
         resolved[:] = [place_model(model, device_map, options, main_device, weights)]
         return weights
 
-    report = load_placed(model, request, check, place)
-    # What the checkpoint does not hold, such as some buffers, is still to be moved.
-    store_weights(resolved[0].weights, offload_dir=offload_folder)
+    def prepare_rest(plan: Plan) -> Callable[[], None]:
+        """Move what the checkpoint does not hold, such as some buffers, and hook the model."""
+        weights = resolved[0].weights
+        loaded = {(id(s.module), s.name) for t in plan.targets for s in t.slots}
+        loaded |= {(id(s.module), s.name) for s in plan.counters}
+        rest = [w for w in weights if not any((id(s.module), s.name) in loaded for s in w.slots)]
+        moves = prepare_storing(rest, offload_dir=offload_folder)
+
+        def put() -> None:
+            moves.commit()
+            store_weights(weights, offload_dir=offload_folder)  # counters that began on meta
+            hook_placed(model, resolved[0], hooking())
+
+        return put
+
+    report = load_placed(model, request, check, place, prepare_rest)
     model.__dict__["anydevice_load_report"] = report
-    return hook_placed(model, resolved[0], hooking())
+    return model

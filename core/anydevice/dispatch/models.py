@@ -12,13 +12,14 @@ from torch import nn
 
 from anydevice.devices import Device, DeviceLike
 from anydevice.dispatch.optimizers import check_optimizers, move_optimizer_state
-from anydevice.dispatch.storing import store_weights
+from anydevice.dispatch.storing import prepare_storing, store_weights
 from anydevice.hooks import AlignDevicesHook
 from anydevice.hooks.cpu_offload import CpuOffload
 from anydevice.hooks.execution_plan import ExecutionPlan
 from anydevice.hooks.grouping import attach_groups
 from anydevice.hooks.registration import remove_hooks_of_kind
 from anydevice.hooks.state import align_hook_of
+from anydevice.interrupts import uninterrupted
 from anydevice.placement import (
     Headroom,
     PlacementOptions,
@@ -127,9 +128,14 @@ def dispatch_model(
     )
     checked = check_optimizers(model, optimizers)
     resolved = place_model(model, device_map, placing, main_device)
-    store_weights(resolved.weights, state_dict, offload_dir, offload_index)
-    move_optimizer_state(checked)
-    return hook_placed(model, resolved, hooking)
+
+    def dispatch() -> nn.Module:
+        moves = prepare_storing(resolved.weights, state_dict, offload_dir, offload_index)
+        moves.commit()
+        move_optimizer_state(checked)
+        return hook_placed(model, resolved, hooking)
+
+    return uninterrupted(dispatch)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,11 +228,15 @@ def dispatch_offloaded(
     """
     placing = PlacementOptions(offload_buffers=offload_buffers)
     resolved = place_model(model, {"": device}, placing, execution)
-    store_weights(resolved.weights, state_dict, offload_dir)
-    _remove_old_hooks(model)
-    _hook_model(model, resolved, HookOptions(preload=preload or ()))
-    for _, module in iter_modules(model):
-        hook = align_hook_of(module)
-        if hook is not None:
-            hook.offload = True
-    return model
+
+    def dispatch() -> nn.Module:
+        store_weights(resolved.weights, state_dict, offload_dir)
+        _remove_old_hooks(model)
+        _hook_model(model, resolved, HookOptions(preload=preload or ()))
+        for _, module in iter_modules(model):
+            hook = align_hook_of(module)
+            if hook is not None:
+                hook.offload = True
+        return model
+
+    return uninterrupted(dispatch)

@@ -10,6 +10,7 @@ from torch import nn
 from anydevice.devices import parse_device
 from anydevice.errors import ModelError
 from anydevice.tensors import move_tensor
+from anydevice.weights import iter_slots
 
 __all__ = ["check_optimizers", "move_optimizer_state"]
 
@@ -23,7 +24,7 @@ def check_optimizers(
         ModelError: one is no optimizer, or holds a parameter that is not the model's.
     """
     found = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
-    own = {id(parameter) for parameter in model.parameters()}
+    own = {id(slot.get()) for _, slot in iter_slots(model)}
     for number, optimizer in enumerate(found):
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise ModelError(f"optimizers[{number}] is a {type(optimizer).__name__}, no optimizer")

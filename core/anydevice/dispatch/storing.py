@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,11 +16,12 @@ from anydevice.devices import DISK, Device
 from anydevice.errors import DoesNotFitError, ModelError
 from anydevice.offload_store.accelerate_format import OffloadedWeightsLoader
 from anydevice.offload_store.store import require_folder, write_store
+from anydevice.relocation import Relocation
 from anydevice.sizes import allocated_bytes, tensor_bytes
 from anydevice.text import format_bytes, list_some
 from anydevice.ties import Weight
 
-__all__ = ["check_memory", "store_weights"]
+__all__ = ["check_memory", "prepare_storing", "store_weights"]
 
 
 def store_weights(
@@ -29,7 +30,17 @@ def store_weights(
     offload_dir: str | os.PathLike[str] | None = None,
     offload_index: Mapping[str, Any] | None = None,
 ) -> None:
-    """Move weights to their devices; all that can fail is tried before one moves.
+    """Move weights to their devices; see `prepare_storing`."""
+    prepare_storing(weights, state_dict, offload_dir, offload_index).commit()
+
+
+def prepare_storing(
+    weights: Sequence[Weight],
+    state_dict: Mapping[str, torch.Tensor] | None = None,
+    offload_dir: str | os.PathLike[str] | None = None,
+    offload_index: Mapping[str, Any] | None = None,
+) -> Relocation:
+    """Make the values of weights on their devices; the model is not changed.
 
     Args:
         weights: of one model.
@@ -62,13 +73,30 @@ def store_weights(
             offload_dir, {w.names[0]: values.get(id(w), w.tensor) for w in to_write}
         )
         values |= {id(w): store[w.names[0]] for w in to_write}
-    for weight in weights:
-        value = values.get(id(weight))
-        if value is not None:
-            weight.hold(value)
-        elif weight.tensor.is_inference():  # made under inference_mode: it could not be trained
-            weight.hold(weight.tensor.clone())
-        weight.move()
+    relocation = Relocation()
+    with explain_lack(weights):
+        for weight in weights:
+            relocation.add(weight, values.get(id(weight)))
+    return relocation
+
+
+@contextlib.contextmanager
+def explain_lack(weights: Sequence[Weight]) -> Iterator[None]:
+    """Say which device ran out of memory while values of a model were made.
+
+    Raises:
+        DoesNotFitError: one did.
+    """
+    try:
+        yield
+    except Exception as error:
+        for device in {w.device for w in weights if w.device.is_accelerator}:
+            if registry.get_backend(device.torch).is_out_of_memory(error):
+                raise DoesNotFitError(
+                    f"{device} ran out of memory while weights were moved to it; the model is "
+                    f"unchanged. Place less on it, by device_map or max_memory. ({error!s:.300})"
+                ) from error
+        raise
 
 
 def _is_stored(weight: Weight) -> bool:
@@ -96,6 +124,8 @@ def check_memory(weights: Sequence[Weight]) -> None:
                 "another device, or give the model another dtype"
             )
         coming[device] += allocated_bytes(tensor_bytes(weight.tensor))
+        if weight.tensor.grad is not None:
+            coming[device] += allocated_bytes(tensor_bytes(weight.tensor.grad))
     for device, size in coming.items():
         free = _free(device)
         if free is not None and size > free:

@@ -7,11 +7,13 @@ from torch import nn
 
 from anydevice import registry
 from anydevice.checkpoint.mapped import backing_of
-from anydevice.devices import CPU, DeviceLike, resolve_device
+from anydevice.devices import CPU, Device, DeviceLike, resolve_device
 from anydevice.dispatch.models import ENGINE
-from anydevice.dispatch.storing import check_memory
+from anydevice.dispatch.storing import check_memory, explain_lack
 from anydevice.errors import DeviceMapError, DoesNotFitError
 from anydevice.hooks import remove_hook_from_submodules
+from anydevice.interrupts import uninterrupted
+from anydevice.relocation import Relocation
 from anydevice.sizes import tensor_bytes
 from anydevice.tensors import move_tensor
 from anydevice.text import format_bytes
@@ -47,6 +49,11 @@ def undispatch(model: nn.Module, device: DeviceLike = "cpu") -> nn.Module:
     place = resolve_device(device)
     if not (place.is_accelerator or place == CPU):
         raise DeviceMapError(f"a model cannot run on {place}: name the host or an accelerator")
+    uninterrupted(lambda: _bring_back(model, place))
+    return model
+
+
+def _bring_back(model: nn.Module, place: Device) -> None:
     weights = gather_weights(iter_slots(model), lambda _name, _slot: place)
     check_memory(weights)
     coming = [w for w in weights if place == CPU and _comes_to_memory(w)]
@@ -58,17 +65,18 @@ def undispatch(model: nn.Module, device: DeviceLike = "cpu") -> nn.Module:
             f"{format_bytes(free)} are free. Leave it dispatched, or use "
             "remove_hook_from_submodules, which leaves weights on disk as views of their files."
         )
+    relocation = Relocation()
+    with explain_lack(weights):
+        for weight in weights:
+            mapped = place == CPU and backing_of(weight.tensor) is not None
+            relocation.add(weight, weight.tensor.detach().clone() if mapped else None)
     remove_hook_from_submodules(model)
     engine = model.__dict__.pop(ENGINE, None)
     if engine is not None:
         engine.close()
     for mark in _MARKS:
         model.__dict__.pop(mark, None)
-    for weight in weights:
-        weight.move()
-        if place == CPU and backing_of(weight.tensor) is not None:
-            weight.hold(weight.tensor.detach().clone())
-    return model
+    relocation.commit()
 
 
 def get_state_dict_offloaded_model(model: nn.Module) -> dict[str, torch.Tensor]:

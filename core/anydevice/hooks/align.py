@@ -18,7 +18,7 @@ from anydevice.hooks.forward import HOOK
 from anydevice.hooks.moving import allow_moves, refuse_moves
 from anydevice.hooks.storing import settle, store_on_host
 from anydevice.modules import own_device
-from anydevice.tensors import move_tensor
+from anydevice.relocation import Relocation
 from anydevice.ties import gather_weights
 from anydevice.transfer import Engine, OffloadGroup
 from anydevice.weights import Slot, iter_modules, iter_slots, scales_weight
@@ -139,11 +139,11 @@ class AlignDevicesHook(AlignedCalls):
             return CPU if self.offload and goes else device
 
         slots = list(iter_slots(module, recurse=self.place_submodules))
+        relocation = Relocation()
         for weight in gather_weights(slots, stored):
-            if weight.device == CPU and self.offload and self.weights_map is not None:
-                weight.hold(move_tensor(self._value(weight.names[0]).detach(), CPU))
-            else:
-                weight.move()
+            given = weight.device == CPU and self.offload and self.weights_map is not None
+            relocation.add(weight, self._value(weight.names[0]) if given else None)
+        relocation.commit()
         if self.offload:
             self.resident_buffers = frozenset(n for n, s in slots if stored(n, s) != CPU)
         self._make_group(module, device)
@@ -218,7 +218,7 @@ class AlignDevicesHook(AlignedCalls):
             allow_moves(module)
             self.passes.close()  # a model without hooks needs no buffers of its engine
             self.passes = None
-        if self.resident_buffers and not any(HOOK in part.__dict__ for part in module.modules()):
+        if self.resident_buffers and not any(HOOK in p.__dict__ for _, p in iter_modules(module)):
             store_on_host(module, self.resident_buffers)
             self.resident_buffers = frozenset()
         return module

@@ -18,6 +18,7 @@ from anydevice.hooks.execution import are_there, execute
 from anydevice.hooks.failures import explain_failure
 from anydevice.hooks.resumable import RESUMABLE, Call, resume
 from anydevice.hooks.writeback import SentArguments
+from anydevice.interrupts import uninterrupted
 from anydevice.nested import find_device
 from anydevice.tensors import send_to_device
 from anydevice.transfer import Engine, GroupCall, OffloadGroup, PassCall
@@ -98,7 +99,7 @@ class AlignedCalls(ModelHook):
         """
         for children, expected in self._watched:
             if tuple(children.values()) != expected:
-                self._regroup(module)
+                uninterrupted(lambda: self._regroup(module))
                 break
         group = self.group
         if (

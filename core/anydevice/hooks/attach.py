@@ -15,9 +15,10 @@ from anydevice.hooks.execution_plan import ExecutionPlan
 from anydevice.hooks.forward import HOOK
 from anydevice.hooks.grouping import attach_groups
 from anydevice.hooks.registration import add_hook_to_module
+from anydevice.interrupts import uninterrupted
 from anydevice.modules import own_device
 from anydevice.placement import DeviceMap, find_blocks
-from anydevice.tensors import move_tensor
+from anydevice.relocation import Relocation
 from anydevice.ties import gather_weights
 from anydevice.transfer import Engine
 from anydevice.weights import Slot, iter_slots, scales_weight
@@ -47,20 +48,24 @@ def attach_execution_device_hook(
         preload_module_classes: classes whose modules are taken as a whole: their parts get no hook.
         tied_params_map: accepted for compatibility; ties hold without it.
     """
-    whole = type(module).__name__ in (preload_module_classes or ())
-    if HOOK not in module.__dict__ and next(iter_slots(module), None) is not None:
-        hook = AlignDevicesHook(
-            execution_device,
-            skip_keys=skip_keys,
-            place_submodules=whole,
-            tied_params_map=tied_params_map,
-        )
-        add_hook_to_module(module, hook)
-    if not whole:
-        for child in module.children():
-            attach_execution_device_hook(
-                child, execution_device, skip_keys, preload_module_classes, tied_params_map
-            )
+
+    def attach() -> None:
+        stack = [module]
+        while stack:
+            part = stack.pop()
+            whole = type(part).__name__ in (preload_module_classes or ())
+            if HOOK not in part.__dict__ and next(iter_slots(part), None) is not None:
+                hook = AlignDevicesHook(
+                    execution_device,
+                    skip_keys=skip_keys,
+                    place_submodules=whole,
+                    tied_params_map=tied_params_map,
+                )
+                add_hook_to_module(part, hook)
+            if not whole:
+                stack += reversed(list(part.children()))
+
+    uninterrupted(attach)
 
 
 def attach_align_device_hook(
@@ -148,12 +153,6 @@ def attach_align_device_hook_on_blocks(
         )
         return CPU if is_offloaded else places.lookup(name)
 
-    for weight in gather_weights(iter_slots(module, module_name), stored):
-        name = next((n for n in weight.names if weights_map is not None and n in weights_map), None)
-        if weight.device == CPU and weights_map is not None and name is not None:
-            weight.hold(move_tensor(weights_map[name].detach(), CPU))
-        else:
-            weight.move()
     buffers = [
         name
         for name, slot in iter_slots(module)
@@ -169,7 +168,17 @@ def attach_align_device_hook_on_blocks(
         prefix=module_name,
         resident_buffers=buffers,
     )
-    attach_groups(module, plan, Engine())
+
+    def attach() -> None:
+        relocation = Relocation()
+        for weight in gather_weights(iter_slots(module, module_name), stored):
+            named = (n for n in weight.names if weights_map is not None and n in weights_map)
+            name = next(named, None) if weight.device == CPU else None
+            relocation.add(weight, weights_map[name] if weights_map and name is not None else None)
+        relocation.commit()
+        attach_groups(module, plan, Engine())
+
+    uninterrupted(attach)
 
 
 @dataclasses.dataclass(frozen=True)

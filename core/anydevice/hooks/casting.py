@@ -14,6 +14,7 @@ from anydevice.hooks.base import ModelHook
 from anydevice.hooks.registration import add_hook_to_module
 from anydevice.hooks.resumable import RESUMABLE, Call, resume
 from anydevice.hooks.structure import computes_with_parts
+from anydevice.interrupts import uninterrupted
 from anydevice.transfer import Engine, OffloadGroup
 from anydevice.weights import Slot, exchange, iter_modules, iter_slots
 
@@ -139,21 +140,26 @@ def attach_layerwise_casting_hooks(
     def is_whole(name: str, part: nn.Module) -> bool:
         """Whether it uses weights of its parts without calling them: it casts for them."""
         uses = computes_with_parts(part) or isinstance(part, nn.TransformerEncoderLayer)
-        return uses and not any(is_skipped(n, p) for n, p in part.named_modules(prefix=name))
+        return uses and not any(is_skipped(n, p) for n, p in iter_modules(part, name))
 
-    def visit(name: str, part: nn.Module) -> None:
+    def visit(name: str, part: nn.Module) -> list[tuple[str, nn.Module]]:
+        """Hook a module, or return its parts."""
         if is_skipped(name, part) or id(part) in done:
-            return
+            return []
         done.add(id(part))
         whole = is_whole(name, part)
         children = [(n, c) for n, c in part._modules.items() if c is not None and not whole]
         if not children and _layers(part, told=False):
             hook = LayerwiseCastingHook(storage_dtype, compute_dtype, non_blocking)
             add_hook_to_module(part, hook, append=True)
-        for child_name, child in children:
-            visit(f"{name}.{child_name}" if name else child_name, child)
+        return [(f"{name}.{n}" if name else n, child) for n, child in children]
 
-    visit("", module)
+    def attach() -> None:
+        stack = [("", module)]
+        while stack:
+            stack += reversed(visit(*stack.pop()))
+
+    uninterrupted(attach)
 
 
 def _layers(module: nn.Module, told: bool = True) -> list[tuple[str, nn.Module]]:

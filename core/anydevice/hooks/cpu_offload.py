@@ -19,6 +19,8 @@ from anydevice.hooks.registration import (
     remove_hook_from_module,
     remove_matching_hooks,
 )
+from anydevice.interrupts import uninterrupted
+from anydevice.relocation import Relocation, move_weights
 from anydevice.tensors import send_to_device
 from anydevice.ties import Weight, gather_weights
 from anydevice.transfer import copy_batch, page_lock
@@ -59,8 +61,7 @@ class CpuOffload(ModelHook):
 
     def init_hook(self, module: nn.Module) -> nn.Module:
         """Send the model to the host, and hook its parts."""
-        for weight in _weights(module, CPU):
-            weight.move()
+        move_weights(_weights(module, CPU))
         for _, part in iter_modules(module):
             if part is not module and has_own_forward(part):
                 plain = HOOK not in part.__dict__
@@ -118,23 +119,31 @@ class CpuOffload(ModelHook):
         page_lock([w.tensor for w in weights if w.tensor.device == CPU.torch], self._device)
         originals = [weight.tensor.detach() for weight in weights]
         arrived = copy_batch(originals, self._device)
-        for weight, host, new in zip(weights, originals, arrived, strict=True):
-            weight.hold(new)
-            if host.device == CPU.torch:
-                self._kept[id(weight.tensor)] = (host, _mark(weight.tensor))
+
+        def put() -> None:
+            for weight, host, new in zip(weights, originals, arrived, strict=True):
+                weight.hold(new)
+                if host.device == CPU.torch:
+                    self._kept[id(weight.tensor)] = (host, _mark(weight.tensor))
+
+        if weights:
+            uninterrupted(put)
 
     def offload(self, module: nn.Module) -> None:
         """Send the model to the host."""
+        uninterrupted(lambda: self._offload(module))
+
+    def _offload(self, module: nn.Module) -> None:
         self._presence.is_entered = False
         with torch.inference_mode(False):
+            relocation = Relocation()
             for weight in _weights(module, CPU):
-                kept = self._kept.pop(id(weight.tensor), None)
+                kept = self._kept.get(id(weight.tensor))
                 if weight.is_there:
                     continue
-                if kept is not None and kept[1] == _mark(weight.tensor):
-                    weight.hold(kept[0])
-                else:
-                    weight.move()
+                unchanged = kept is not None and kept[1] == _mark(weight.tensor)
+                relocation.add(weight, kept[0] if kept is not None and unchanged else None)
+            relocation.commit()
         self._kept.clear()
 
 

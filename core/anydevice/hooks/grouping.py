@@ -112,13 +112,16 @@ class _Attaching:
 
     def run(self) -> None:
         node = self.survey.look_at(self.part.name, self.module)
-        self._visit(node, self.part.in_block, self.part.root)
+        stack = [(node, self.part.in_block, self.part.root)]
+        while stack:
+            stack += reversed(self._visit(*stack.pop()))
 
     # ------------------------------------------------------------------ attaching
 
-    def _visit(self, node: Node, in_block: bool, root: bool = False) -> None:
+    def _visit(self, node: Node, in_block: bool, root: bool) -> list[tuple[Node, bool, bool]]:
+        """Hook a module; return those of its parts that are to be visited by themselves."""
         if id(node.module) in self.done:
-            return
+            return []
         self.done.add(id(node.module))
         in_block = in_block or node.name in self.survey.blocks
         alike = node.places == {node.place} and node.place is not None
@@ -128,13 +131,14 @@ class _Attaching:
                 "runs in one piece, but the device map divides it: give it one device"
             )
         if not node.callable or not alike:
-            self._attach_parts(node, in_block, root)
-        elif not node.size:
+            return self._attach_parts(node, in_block, root)
+        if not node.size:
             self._attach_resident(node, in_block, root)
         elif is_scripted(node.module) or (not node.shared_below and self._is_whole(node, in_block)):
             self._attach_whole(node, in_block, root)
         else:
-            self._attach_parts(node, in_block, root)
+            return self._attach_parts(node, in_block, root)
+        return []
 
     def _is_whole(self, node: Node, in_block: bool) -> bool:
         """Whether a module with all its parts is one group."""
@@ -172,15 +176,16 @@ class _Attaching:
             if alone and group is not None and not align and type(state[ORIGINAL]) is OwnForward:
                 state["forward"] = PartForward(part.module, group).forward
 
-    def _attach_parts(self, node: Node, in_block: bool, root: bool) -> None:
+    def _attach_parts(
+        self, node: Node, in_block: bool, root: bool
+    ) -> list[tuple[Node, bool, bool]]:
         """Its own weights around its own forward, each part by itself."""
         if node.callable:
             # Where the place of a module is not known, its inputs come from anywhere.
             comes_to_main = node.place is not None or (root and self.plan.io_same_device)
             align = not (comes_to_main and self._is_on_main(node)) or needs_alignment(node.module)
             self._hook(node, [node, *uncalled(node)], in_block, align=align, root=root)
-        for child in node.children:
-            self._visit(child, in_block)
+        return [(child, in_block, False) for child in node.children]
 
     def _is_on_main(self, node: Node) -> bool:
         """Whether all parts run and are stored on the main device, named one by one in the map."""

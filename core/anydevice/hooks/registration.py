@@ -8,6 +8,7 @@ from torch import nn
 
 from anydevice.hooks.base import ModelHook, SequentialHook
 from anydevice.hooks.forward import HOOK, ORIGINAL, HookedForward, OwnForward, own_forward
+from anydevice.interrupts import uninterrupted
 from anydevice.weights import iter_modules
 
 __all__ = [
@@ -30,6 +31,10 @@ def add_hook_to_module(module: nn.Module, hook: ModelHook, append: bool = False)
     Returns:
         The same module.
     """
+    return uninterrupted(lambda: _add_hook(module, hook, append))
+
+
+def _add_hook(module: nn.Module, hook: ModelHook, append: bool) -> nn.Module:
     state = module.__dict__
     old = state.get(HOOK)
     if old is not None and append:
@@ -57,10 +62,17 @@ def remove_hook_from_module(module: nn.Module, recurse: bool = False) -> nn.Modu
     Returns:
         The same module.
     """
-    if recurse:  # the outermost is the last, and finds a model without hooks
-        for _, part in reversed(list(iter_modules(module))):
-            remove_hook_from_module(part)
+
+    def remove() -> nn.Module:
+        # The outermost is the last, and finds a model without hooks.
+        for _, part in reversed(list(iter_modules(module))) if recurse else [("", module)]:
+            _remove_hook(part)
         return module
+
+    return uninterrupted(remove)
+
+
+def _remove_hook(module: nn.Module) -> None:
     state = module.__dict__
     hook = state.pop(HOOK, None)
     original = state.pop(ORIGINAL, None)
@@ -71,7 +83,6 @@ def remove_hook_from_module(module: nn.Module, recurse: bool = False) -> nn.Modu
             state["forward"] = original
     if hook is not None:
         hook.detach_hook(module)
-    return module
 
 
 def remove_hook_from_submodules(module: nn.Module) -> None:
@@ -94,8 +105,12 @@ def remove_hooks_of_kind(model: nn.Module, *kinds: type[ModelHook]) -> None:
         model: changed in place.
         *kinds: the classes.
     """
-    for _, module in iter_modules(model):
-        remove_matching_hooks(module, lambda hook: isinstance(hook, kinds))
+
+    def remove() -> None:
+        for _, module in iter_modules(model):
+            remove_matching_hooks(module, lambda hook: isinstance(hook, kinds))
+
+    uninterrupted(remove)
 
 
 def remove_matching_hooks(module: nn.Module, matches: Callable[[ModelHook], bool]) -> None:

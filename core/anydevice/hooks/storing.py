@@ -9,6 +9,7 @@ from torch import nn
 
 from anydevice.devices import CPU, Device, parse_device
 from anydevice.hooks.forward import HOOK
+from anydevice.relocation import move_weights
 from anydevice.ties import gather_weights
 from anydevice.weights import Slot, iter_slots
 
@@ -31,6 +32,5 @@ def store_on_host(module: nn.Module, buffers: Collection[str]) -> None:
         tensor = slot.get()
         return CPU if name in buffers or tensor is None else parse_device(tensor.device)
 
-    for weight in gather_weights(iter_slots(module), stored):
-        if weight.device == CPU and not weight.tensor.is_meta:
-            weight.move()
+    weights = gather_weights(iter_slots(module), stored)
+    move_weights([w for w in weights if w.device == CPU and not w.tensor.is_meta])

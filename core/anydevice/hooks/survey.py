@@ -25,14 +25,15 @@ class Node:
 
     name: str
     module: nn.Module
-    place: Device | None  # where it runs
-    own: list[tuple[str, Slot]]  # its own weights
-    away: list[tuple[str, Slot]]  # those of them that are stored elsewhere
-    places: set[Device | None]  # where it and its parts run
-    size: int  # bytes that are stored elsewhere, of it and its parts
-    block_below: bool
-    shared_below: bool
-    children: list[Node]
+    place: Device | None = None  # where it runs
+    own: list[tuple[str, Slot]] = dataclasses.field(default_factory=list)  # its own weights
+    #: Those of them that are stored elsewhere.
+    away: list[tuple[str, Slot]] = dataclasses.field(default_factory=list)
+    places: set[Device | None] = dataclasses.field(default_factory=set)  # of it and its parts
+    size: int = 0  # bytes that are stored elsewhere, of it and its parts
+    block_below: bool = False
+    shared_below: bool = False
+    children: list[Node] = dataclasses.field(default_factory=list)
 
     @property
     def callable(self) -> bool:
@@ -68,36 +69,57 @@ class Survey:
             name: the module's full name.
             module: the module.
         """
-        return self._look(name, module, None)
+        first = self.nodes[id(module)] = Node(name, module)
+        stack: list[tuple[Node, Device | None, bool]] = [(first, None, False)]
+        while stack:
+            node, forced, has_parts = stack.pop()
+            if has_parts:
+                self._sum_up(node)
+                continue
+            forced = self._look(node, forced)
+            stack.append((node, forced, True))
+            dot = f"{node.name}." if node.name else ""
+            new = []
+            for child_name, child in node.module._modules.items():
+                if child is None:
+                    continue
+                if id(child) not in self.nodes:
+                    self.nodes[id(child)] = Node(dot + child_name, child)
+                    new.append(self.nodes[id(child)])
+                node.children.append(self.nodes[id(child)])
+            stack += [(below, forced, False) for below in reversed(new)]
+        return first
 
-    def _look(self, name: str, module: nn.Module, forced: Device | None) -> Node:
-        """Learn of a module and its parts. ``forced`` is where a preloaded ancestor runs."""
-        known = self.nodes.get(id(module))
-        if known is not None:
-            return known
-        place = forced or self.plan.execution(name)
-        if forced is None and self.is_preloaded(module):
+    def _look(self, node: Node, forced: Device | None) -> Device | None:
+        """Learn of a module by itself.
+
+        Args:
+            node: the module.
+            forced: where a preloaded ancestor runs.
+
+        Returns:
+            Where its parts are forced to run.
+        """
+        place = forced or self.plan.execution(node.name)
+        if forced is None and self.is_preloaded(node.module):
             forced = place = place or self.plan.main
         target = (place or self.plan.main).torch
-        own = list(iter_slots(module, name, recurse=False))
-        away = [(n, s) for n, s in own if _is_away(s, target)]
-        node = Node(name, module, place, own, away, {place}, 0, False, False, [])
-        self.nodes[id(module)] = node
-        dot = f"{name}." if name else ""
-        for child_name, child in module._modules.items():
-            if child is None:
-                continue
-            below = self._look(dot + child_name, child, forced)
-            node.children.append(below)
+        node.place, node.places = place, {place}
+        node.own = list(iter_slots(node.module, node.name, recurse=False))
+        node.away = [(n, s) for n, s in node.own if _is_away(s, target)]
+        return forced
+
+    def _sum_up(self, node: Node) -> None:
+        """Add what is known of its parts."""
+        for below in node.children:
             node.places |= below.places
             node.size += below.size
             node.block_below |= below.block_below or below.name in self.blocks
-            node.shared_below |= below.shared_below or id(child) in self.shared
-        seen = {id(s.get()): s for _, s in away}
+            node.shared_below |= below.shared_below or id(below.module) in self.shared
+        seen = {id(s.get()): s for _, s in node.away}
         mine = sum(tensor_bytes(t) for s in seen.values() if (t := s.get()) is not None)
         node.size += mine
-        self.usual = max(self.usual, mine, node.size if name in self.blocks else 0)
-        return node
+        self.usual = max(self.usual, mine, node.size if node.name in self.blocks else 0)
 
     def is_preloaded(self, module: nn.Module) -> bool:
         """Whether all weights of a module must be where it runs, however large they are."""
@@ -111,14 +133,18 @@ def _is_away(slot: Slot, target: torch.device) -> bool:
 
 def uncalled(node: Node) -> Iterator[Node]:
     """Parts that are never called themselves, such as a ParameterList: their parent uses them."""
-    for child in node.children:
+    stack = node.children[::-1]
+    while stack:
+        child = stack.pop()
         if not child.callable:
             yield child
-            yield from uncalled(child)
+            stack += reversed(child.children)
 
 
 def descend(node: Node) -> Iterator[Node]:
     """A module and all its parts."""
-    yield node
-    for child in node.children:
-        yield from descend(child)
+    stack = [node]
+    while stack:
+        node = stack.pop()
+        yield node
+        stack += reversed(node.children)

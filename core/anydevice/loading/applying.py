@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -35,11 +35,22 @@ from anydevice.loading.streaming import Request, stream
 from anydevice.offload_store.store import write_store
 from anydevice.tensors import move_tensor
 
-__all__ = ["Loading"]
+__all__ = ["Loading", "PrepareRest"]
+
+PrepareRest: TypeAlias = Callable[[Plan], Callable[[], None]]
 
 
 class Loading:
     """One call's work: first the values (`prepare`), then the model (`commit`).
+
+    Args:
+        model: changed by `commit`.
+        checkpoint: an open one.
+        plan: how the two match.
+        options: how to load.
+        bar: shows progress.
+        prepare_rest: makes what else the model is to get, before any of it is changed; returns what
+            puts that in.
 
     Raises:
         CheckpointMismatchError, OffloadStoreError: it cannot be done.
@@ -52,7 +63,10 @@ class Loading:
         plan: Plan,
         options: LoadOptions,
         bar: Progress,
+        prepare_rest: PrepareRest | None = None,
     ) -> None:
+        self._prepare_rest = prepare_rest
+        self._put_rest: Callable[[], None] | None = None
         self.model = model
         self.checkpoint = checkpoint
         self.plan = plan
@@ -102,6 +116,8 @@ class Loading:
             if self.options.preload:
                 touch([v for t, v in self.values.items() if not t.device.is_accelerator], self.bar)
             self.checkpoint.check()
+            if self._prepare_rest is not None:
+                self._put_rest = self._prepare_rest(self.plan)
             # Filling memory that the model has comes last: all else can fail without harm.
             if fills:
                 self._synchronize()
@@ -118,6 +134,8 @@ class Loading:
         with self.explained():
             self._place()
             self._synchronize()
+            if self._put_rest is not None:
+                self._put_rest()
         return self.report
 
     def _synchronize(self) -> None:

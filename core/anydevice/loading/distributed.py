@@ -21,7 +21,7 @@ from anydevice.checkpoint.checkpoint import Checkpoint
 from anydevice.checkpoint.info import TensorInfo
 from anydevice.devices import CPU, DISK, Device
 from anydevice.errors import ModelError
-from anydevice.loading.applying import Loading
+from anydevice.loading.applying import Loading, PrepareRest
 from anydevice.loading.converting import convert
 from anydevice.loading.match import Plan, Target
 from anydevice.loading.options import LoadOptions
@@ -43,6 +43,7 @@ def load_from_rank0(
     find: Callable[[], Checkpoint],
     plan_for: Callable[[Checkpoint], Plan],
     bar: Progress,
+    prepare_rest: PrepareRest | None,
 ) -> LoadReport:
     """Load with the checkpoint on rank 0 of the default group alone. Every rank must call it.
 
@@ -53,6 +54,7 @@ def load_from_rank0(
         find: opens the checkpoint; called on rank 0 only.
         plan_for: matches this rank's model with it.
         bar: shown where it is on.
+        prepare_rest: see `Loading`.
 
     Raises:
         CheckpointError: another rank failed; the message says which, and why. All models are as
@@ -70,7 +72,7 @@ def load_from_rank0(
         plan = plan_for(source)
         _require_dense(plan)
         kind = _Sending if ranks.rank == 0 else _Receiving
-        loading = kind(model, source, plan, options, bar)
+        loading = kind(model, source, plan, options, bar, prepare_rest)
     try:
         with ranks.step("load its weights"), loading.explained():
             wanted = _wanted_by_any(ranks, source, plan)
@@ -246,6 +248,8 @@ class _Receiving(_Exchange):
     def prepare(self) -> None:
         """Write what is for the disk; all else was received."""
         self.write([t for t in self.plan.targets if t.device == DISK], self.values)
+        if self._prepare_rest is not None:
+            self._put_rest = self._prepare_rest(self.plan)
 
 
 class _Buffer:

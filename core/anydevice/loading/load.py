@@ -16,7 +16,7 @@ from anydevice.checkpoint.collector import collector_paused
 from anydevice.checkpoint.opening import open_checkpoint
 from anydevice.devices import CPU, DISK, Device
 from anydevice.interrupts import uninterrupted
-from anydevice.loading.applying import Loading
+from anydevice.loading.applying import Loading, PrepareRest
 from anydevice.loading.casting import Casting
 from anydevice.loading.match import Plan, dtypes_once_loaded, make_plan
 from anydevice.loading.options import DEFAULT_BUFFER_BYTES, LoadOptions, read_options
@@ -219,6 +219,7 @@ def load_placed(
     request: LoadRequest,
     check: Callable[[], None],
     place: Callable[[Checkpoint], Sequence[Weight]],
+    prepare_rest: PrepareRest | None = None,
 ) -> LoadReport:
     """Open a checkpoint, place the model's weights, and load them there.
 
@@ -227,6 +228,7 @@ def load_placed(
         request: what and how.
         check: checks what else the caller was given, before the checkpoint is looked for.
         place: gives the model's weights with their devices, once the checkpoint is open.
+        prepare_rest: see `Loading`.
 
     Raises:
         CheckpointError, ModelError, DoesNotFitError, OffloadStoreError: see
@@ -248,13 +250,15 @@ def load_placed(
 
             ranks = Ranks(calling_line())
             return uninterrupted(
-                lambda: load_from_rank0(model, ranks, check_all, request.find, plan_for, bar)
+                lambda: load_from_rank0(
+                    model, ranks, check_all, request.find, plan_for, bar, prepare_rest
+                )
             )
         options = check_all()
         source = request.find()
 
         def load() -> LoadReport:
             with collector_paused():
-                return Loading(model, source, plan_for(source), options, bar).run()
+                return Loading(model, source, plan_for(source), options, bar, prepare_rest).run()
 
         return uninterrupted(load)

@@ -19,7 +19,7 @@ from anydevice.loading.layouts import fault_of_form
 from anydevice.loading.shards import Part, info_of_part, is_sharded, mesh_device, own_part
 from anydevice.tensors import PLAIN_TYPES
 from anydevice.ties import Weight
-from anydevice.weights import Slot
+from anydevice.weights import Slot, iter_modules
 
 __all__ = ["ExtraState", "Plan", "Target", "dtypes_once_loaded", "make_plan"]
 
@@ -227,7 +227,7 @@ def _shape(info: TensorInfo, old: torch.Tensor) -> torch.Size | None:
 def _plan_extra_states(
     plan: Plan, model: nn.Module, checkpoint: Checkpoint, used: set[str]
 ) -> None:
-    for path, module in model.named_modules(remove_duplicate=False):
+    for path, module in iter_modules(model):
         if type(module).get_extra_state is nn.Module.get_extra_state:
             continue
         name = f"{path}.{EXTRA_STATE}" if path else EXTRA_STATE
