@@ -125,7 +125,10 @@ def _wait(child, timeout):
 
 def _become(job):
     """Turn a forked child into a fresh program; never returns."""
+    import torch
+
     os.setpgid(0, 0)
+    torch.set_num_threads(1)  # renews the pool of threads, which two threads at once cannot
     for descriptor, name in ((1, "stdout"), (2, "stderr")):
         file = os.open(job[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(file, descriptor)
