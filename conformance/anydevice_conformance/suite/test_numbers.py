@@ -13,7 +13,8 @@ import torch.nn.functional as F  # noqa: N812 - its usual name
 from anydevice_conformance.data import same_bits
 from anydevice_conformance.laws import hold
 from anydevice_conformance.marks import slow
-from anydevice_conformance.numbers import OPERATIONS, Sample, check_sample, samples
+from anydevice_conformance.numbers import Sample, check_sample, samples
+from anydevice_conformance.operations import OPERATIONS
 from anydevice_conformance.outcomes import left_out, not_claimed
 from anydevice_conformance.situations import MODES
 from anydevice_conformance.subject import Subject
