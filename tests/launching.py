@@ -17,15 +17,18 @@ from __future__ import annotations
 import atexit
 import base64
 import contextlib
+import fcntl
 import importlib
 import importlib.util
 import io
 import os
 import pickle
+import random
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -86,10 +89,29 @@ def run_ranks(
 
 
 def free_port():
-    """A port that nobody uses now."""
-    with socket.socket() as place:
-        place.bind(("127.0.0.1", 0))
-        return place.getsockname()[1]
+    """A port that nobody uses now, and no other test meanwhile.
+
+    Below those that the system gives to outgoing connections, and marked by a lock that this
+    process holds: between this call and the port's use, nothing else takes it.
+    """
+    folder = Path(tempfile.gettempdir()) / f"anydevice-test-ports-{os.getuid()}"
+    folder.mkdir(exist_ok=True)
+    while True:
+        port = random.SystemRandom().randrange(12_000, 32_000)
+        mark = (folder / str(port)).open("w")
+        try:
+            fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with socket.socket() as place:
+                place.bind(("", port))
+        except OSError:
+            mark.close()
+            continue
+        _ports.append(mark)
+        return port
+
+
+#: The locks of `free_port`, until this process ends.
+_ports = []
 
 
 # ---------------------------------------------------------------------- in the test's process
@@ -224,8 +246,6 @@ class _Rank:
 
 
 def _fork(job, rank, port):
-    import tempfile
-
     reader, writer = os.pipe()
     words = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - closed by `answer`
     pid = os.fork()

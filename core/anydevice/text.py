@@ -14,6 +14,7 @@ from typing import Any, Final
 from anydevice.errors import BudgetError, OptionError
 
 __all__ = [
+    "FALSE_WORDS",
     "SMALLEST_COMPUTED",
     "TRUE_WORDS",
     "as_float",
@@ -29,6 +30,8 @@ __all__ = [
 
 #: Words that mean yes, in lower case: in the environment, configuration files and options.
 TRUE_WORDS: Final = frozenset({"1", "true", "t", "yes", "y", "on"})
+#: Words that mean no.
+FALSE_WORDS: Final = frozenset({"0", "false", "f", "no", "n", "off"})
 
 _SIZE: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(?:e\+?(\d{1,4}))?\s*(?:([kmgtp])(i?)b?|b)?", re.I)
 #: More bytes cannot be counted by torch, nor by most systems.

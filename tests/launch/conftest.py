@@ -1,7 +1,9 @@
 """A script that writes down what it was given, and launches of it in this process."""
 
 import json
+import os
 import textwrap
+import time
 
 import pytest
 
@@ -19,6 +21,31 @@ RECORD = """
         "main": sys.modules["__main__"].__dict__ is globals(), "torch": "torch" in sys.modules,
     }))
 """
+
+#: A script that is there until a signal comes; stubborn, it does not mind Ctrl-C.
+HANGS = """
+    import os, pathlib, signal, sys, time
+
+    if sys.argv[1] == "stubborn":
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    (pathlib.Path(os.environ["RECORD_FOLDER"]) / str(os.getpid())).touch()
+    time.sleep(600)
+"""
+
+
+def wait_for(condition, what):
+    end = time.monotonic() + 200
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.02)
+
+
+def is_gone(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
 
 
 class Launcher:

@@ -160,6 +160,33 @@ def test_a_file_that_cannot_be_used_is_named_with_its_key(tmp_path, text, messag
     assert message in str(caught.value)
 
 
+class _Terminal(io.StringIO):
+    """Input of a person, who would be asked."""
+
+    def isatty(self):
+        return True
+
+    def readline(self, *_):
+        raise AssertionError("a question was asked")
+
+
+@pytest.mark.parametrize("words", [["--default"], ["default"]])
+def test_default_asks_nothing_on_a_terminal_either(home, capsys, monkeypatch, words):
+    monkeypatch.setattr("sys.stdin", _Terminal())
+    assert cli.main(["config", *words, "--mixed_precision", "bf16"]) == 0
+    path = home / "anydevice" / "default_config.yaml"
+    assert capsys.readouterr().out == f"written: {path}\n"
+    assert config(path) == {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": "NO",
+        "machine_rank": 0,
+        "mixed_precision": "bf16",
+        "num_machines": 1,
+        "num_processes": 1,
+        "use_cpu": True,
+    }
+
+
 def test_without_a_terminal_the_file_is_written_at_once(home, capsys, monkeypatch, sim):
     monkeypatch.setattr("sys.stdin", io.StringIO())
     assert cli.main(["config"]) == 0

@@ -7,14 +7,13 @@ from launching import free_port
 
 from anydevice.launch.table import BY_NAME
 
-from . import test_launch as launches
+from . import test_before_start, test_launch, test_machines
 from .conftest import RECORD
 
 #: Flags, and the variables that the script must see.
 FLAGS = {
     "--mixed-precision=bf16": {"ACCELERATE_MIXED_PRECISION": "bf16"},
     "--gradient_accumulation_steps 4": {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"},
-    "--gradient-clipping 0.5": {"ACCELERATE_GRADIENT_CLIPPING": "0.5"},
     "--cpu": {"ACCELERATE_USE_CPU": "true", "ACCELERATE_TORCH_DEVICE": "cpu"},
     "--num_cpu_threads_per_process 3": {"OMP_NUM_THREADS": "3"},
     "--enable_cpu_affinity": {"ACCELERATE_CPU_AFFINITY": "true"},
@@ -63,8 +62,6 @@ FLAGS = {
     "--num_processes 2": {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"},
     "--role trainers": {"ROLE_NAME": "trainers"},
     "--max_restarts 1": {"TORCHELASTIC_MAX_RESTARTS": "1"},
-    "--same_network": {},
-    "--main_training_function main": {},
     "--monitor_interval 0.05": {},
 }  # fmt: skip
 #: Arguments of the script that a shell, or a careless launcher, would change.
@@ -210,15 +207,21 @@ ELSEWHERE = {
     **dict.fromkeys(("help", "help_all"), test_help_and_all_of_it),
     **dict.fromkeys(
         ("num_machines", "machine_rank", "main_process_ip", "main_process_port"),
-        launches.test_two_machines_on_loopback,
+        test_machines.test_two_machines_on_loopback,
     ),
-    **dict.fromkeys(("dry_run", "json"), launches.test_a_dry_run_says_where_each_value_came_from),
+    **dict.fromkeys(
+        ("dry_run", "json"), test_before_start.test_a_dry_run_says_where_each_value_came_from
+    ),
     **dict.fromkeys(
         ("device_type", "gpu_ids"),
-        launches.test_four_processes_on_accelerators_with_their_devices_hidden,
+        test_launch.test_four_processes_on_accelerators_with_their_devices_hidden,
     ),
-    "module": launches.test_a_module_and_its_package,
-    "no_python": launches.test_a_program_of_its_own,
+    **dict.fromkeys(
+        ("same_network", "main_training_function"),
+        test_before_start.test_what_changes_nothing_is_said_by_name,
+    ),
+    "module": test_launch.test_a_module_and_its_package,
+    "no_python": test_launch.test_a_program_of_its_own,
     **dict.fromkeys(("rdzv_backend", "rdzv_conf"), test_the_options_of_the_rendezvous),
 }
 

@@ -6,7 +6,7 @@ import pty
 import subprocess
 import sys
 
-from .test_launch import HANGS, _is_gone, _wait_for
+from .conftest import HANGS, is_gone, wait_for
 
 #: A shell's part: the terminal becomes that of the process's session, then the program starts.
 START = """
@@ -38,11 +38,11 @@ def test_ctrl_c_on_a_terminal_ends_all_with_one_message(launcher):
     )
     os.close(follower)
     records = launcher.records
-    _wait_for(lambda: len(list(records.iterdir())) == 2, "the processes never came")
+    wait_for(lambda: len(list(records.iterdir())) == 2, "the processes never came")
     os.write(leader, b"\x03")
-    assert process.wait(timeout=60) == 130
+    assert process.wait(timeout=200) == 130
     for file in records.iterdir():
-        _wait_for(lambda pid=int(file.name): _is_gone(pid), "a process lives on")
+        wait_for(lambda pid=int(file.name): is_gone(pid), "a process lives on")
     said = _rest(leader)
     os.close(leader)
     lines = [line for line in said.replace("^C", "").splitlines() if line]

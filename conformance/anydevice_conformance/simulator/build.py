@@ -26,6 +26,7 @@ import filelock
 import torch
 
 from anydevice.errors import AnyDeviceError
+from anydevice.text import FALSE_WORDS
 
 from .native import Native
 
@@ -164,7 +165,8 @@ def _compile(compiler: str, library: Path) -> None:
 
 def _run_with_clock(command: list[str]) -> subprocess.CompletedProcess[str]:
     """Run the compiler; on a terminal, say how long it has been at it."""
-    shown = sys.stderr.isatty() and os.environ.get("ANYDEVICE_PROGRESS") != "0"
+    off = os.environ.get("ANYDEVICE_PROGRESS", "").lower() in FALSE_WORDS
+    shown = sys.stderr.isatty() and not off
     start = time.monotonic()
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as c:
         while True:

@@ -113,11 +113,17 @@ def _parser(
     """The parser, with the options of ``command``; None: of all."""
     parser = argparse.ArgumentParser(
         prog="anydevice",
+        usage="anydevice [--version] COMMAND [options]",
         description="Run and train PyTorch models on any accelerator.",
-        epilog="`anydevice COMMAND --help` shows a command's options.",
     )
     parser.add_argument("--version", action="version", version=f"anydevice {__version__}")
-    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    subparsers = parser.add_subparsers(
+        dest="command",
+        required=True,
+        metavar="COMMAND [options]",
+        title="commands (`anydevice COMMAND --help` shows the options of one)",
+        prog="anydevice",
+    )
     for name, (module, text) in _COMMANDS.items():
         if command in (name, None) and name != "launch":
             _load(module).register(subparsers)

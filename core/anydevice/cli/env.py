@@ -107,5 +107,14 @@ def _lines(content: Any) -> list[str]:
     if isinstance(content, dict):
         return [f"{key}: {value}" for key, value in content.items()]
     return [
-        ", ".join(f"{k}: {v}" for k, v in entry.items() if v not in ("", [])) for entry in content
+        ", ".join(f"{k}: {_shown(k, v)}" for k, v in entry.items() if v not in ("", []))
+        for entry in content
     ]
+
+
+def _shown(key: str, value: Any) -> str:
+    from anydevice.cli.text import size_text
+
+    if key in ("free", "total"):
+        return size_text(value)
+    return ", ".join(value) if isinstance(value, list) else str(value)

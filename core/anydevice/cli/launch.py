@@ -51,4 +51,6 @@ def run_words(words: Sequence[str]) -> int:
             f"{', '.join(settings.config.left_aside)}",
             file=sys.stderr,
         )
+    for line in [] if settings.get("quiet") else settings.without_effect():
+        print(f"anydevice launch: {line}", file=sys.stderr)
     return execute(plan)

@@ -24,7 +24,7 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
         "--num_processes says otherwise.",
     )
     parser.add_argument("--config_file", "--config-file", metavar="PATH")
-    parser.add_argument("--num_processes", "--num-processes", type=int, metavar="N")
+    parser.add_argument("--num_processes", "--num-processes", metavar="N")
     parser.add_argument("--device_type", "--device-type", metavar="TYPE")
     parser.add_argument("--cpu", action="store_true", help="test on the host")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
@@ -36,11 +36,12 @@ def _run(args: argparse.Namespace) -> int:
     from anydevice.launch.execute import execute
     from anydevice.launch.plan import make_plan
     from anydevice.launch.resolve import resolve
+    from anydevice.launch.table import BY_NAME
 
     given = {
-        name: getattr(args, name)
+        name: BY_NAME[name].read(getattr(args, name), f"--{name}")
         for name in ("config_file", "num_processes", "device_type", "cpu", "debug")
-        if getattr(args, name)
+        if getattr(args, name) not in (None, False)
     }
     settings = resolve({**given, "module": True, "quiet": True})
     on_host = settings.get("cpu") or settings.get("device_type") == "cpu"

@@ -1,7 +1,8 @@
 """What each process of ``anydevice test`` runs: distributed training, checked by value.
 
 Each check runs on every process; a result is printed by the main one. A check that fails on any
-process fails the test, and the others still run.
+process fails the test, and the others still run: each does all that the processes do together
+before it looks at values.
 """
 
 from __future__ import annotations
@@ -81,11 +82,12 @@ def _run(accelerator: Accelerator, check: Callable[[Accelerator], str]) -> bool:
 def _processes(accelerator: Accelerator) -> str:
     """Every process is there, once, with a device of its own."""
     ranks = gather_object([accelerator.process_index])
-    _equal(ranks, list(range(accelerator.num_processes)), "ranks")
     devices = gather_object([str(accelerator.device)])
+    mains = sum(gather_object([accelerator.is_main_process]))
+    _equal(ranks, list(range(accelerator.num_processes)), "ranks")
     if accelerator.device.type != "cpu" and len(set(devices)) != len(devices):
         raise AssertionError(f"processes share a device: {', '.join(devices)}")
-    _equal(sum(gather_object([accelerator.is_main_process])), 1, "main processes")
+    _equal(mains, 1, "main processes")
     return ", ".join(sorted(set(devices)))
 
 
@@ -93,12 +95,12 @@ def _collectives(accelerator: Accelerator) -> str:
     """Gathering, reducing and padding give the right values."""
     rank, size = accelerator.process_index, accelerator.num_processes
     mine = torch.full((2,), float(rank), device=accelerator.device)
-    gathered = accelerator.gather(mine).cpu().tolist()
-    _equal(gathered, [float(r) for r in range(size) for _ in range(2)], "gathered values")
-    total = accelerator.reduce(mine, "sum").cpu().tolist()
-    _equal(total, [float(sum(range(size)))] * 2, "summed values")
     uneven = torch.ones(rank + 1, device=accelerator.device)
+    gathered = accelerator.gather(mine).cpu().tolist()
+    total = accelerator.reduce(mine, "sum").cpu().tolist()
     padded = accelerator.pad_across_processes(uneven)
+    _equal(gathered, [float(r) for r in range(size) for _ in range(2)], "gathered values")
+    _equal(total, [float(sum(range(size)))] * 2, "summed values")
     _equal(len(padded), size, "length of padded values")
     return "gather, reduce, pad"
 

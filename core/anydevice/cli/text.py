@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 
-from anydevice.text import format_bytes, lay_out_table
+from anydevice.text import FALSE_WORDS, format_bytes, lay_out_table
 
 __all__ = ["shows_progress", "size_text", "table"]
 
@@ -23,4 +23,5 @@ def size_text(size: int | None) -> str:
 
 def shows_progress() -> bool:
     """Whether a progress bar is wanted: on a terminal, unless ``ANYDEVICE_PROGRESS=0``."""
-    return sys.stderr.isatty() and os.environ.get("ANYDEVICE_PROGRESS") != "0"
+    off = os.environ.get("ANYDEVICE_PROGRESS", "").lower() in FALSE_WORDS
+    return sys.stderr.isatty() and not off

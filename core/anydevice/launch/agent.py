@@ -55,9 +55,8 @@ def main(words: list[str]) -> int:
 
 def _report(failures: Mapping[int, Any]) -> int:
     """Say which process failed first, and return its exit code."""
-    rank = _first(failures)
+    rank, code = _first(failures)
     failure = failures[rank]
-    code = int(failure.exitcode)
     if not os.environ.get(QUIET):
         how = f"exited with code {code}"
         if code < 0:
@@ -74,18 +73,22 @@ def _report(failures: Mapping[int, Any]) -> int:
     return code if code > 0 else 128 - code
 
 
-def _first(failures: Mapping[int, Any]) -> int:
-    """The rank that failed first: one that a signal ended, else the one that says so itself."""
+def _first(failures: Mapping[int, Any]) -> tuple[int, int]:
+    """The rank that failed first, and its code: one that a signal ended, else one that says so.
+
+    What a process says counts more than how it ended: the launcher may have ended it meanwhile.
+    """
     by_signal = [r for r, f in failures.items() if f.exitcode < 0 and f.exitcode != -signal.SIGTERM]
     if by_signal:
-        return by_signal[0]
+        return by_signal[0], int(failures[by_signal[0]].exitcode)
     folder = os.environ.get(REPORT_FOLDER)
-    reports = sorted(Path(folder).glob(f"{FAILED}-*")) if folder else []
-    if reports:
-        rank = int(reports[-1].read_text(encoding="utf-8").split()[0])
-        if rank in failures:
-            return rank
-    return min(failures, key=lambda r: (failures[r].timestamp, r))
+    reports = Path(folder).glob(f"{FAILED}-*") if folder else ()
+    last = max(reports, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+    said = last.read_text(encoding="utf-8").split() if last is not None else []
+    if len(said) == 2 and int(said[0]) in failures:  # fewer: it was ended while it wrote
+        return int(said[0]), int(said[1])
+    rank = min(failures, key=lambda r: (failures[r].timestamp, r))
+    return rank, int(failures[rank].exitcode)
 
 
 def _signal_name(number: int) -> str:

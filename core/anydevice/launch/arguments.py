@@ -91,11 +91,13 @@ def _refused() -> dict[str, str]:
     return found
 
 
+#: Columns of the help, and where the explanations begin.
+_WIDTH, _LEFT = 80, 34
 _USAGE: Final = """usage: anydevice launch [options] script.py [arguments of the script]
 
-Run a script in several processes, through torch.distributed.run. Options may be spelled with
-underscores or hyphens. A value comes from the first of: the flag, the environment, the
-configuration file, the default; --dry-run shows from where.
+Run a script in several processes, through torch.distributed.run. Options may be
+spelled with underscores or hyphens. A value comes from the first of: the flag,
+the environment, the configuration file, the default; --dry-run shows which.
 """
 
 
@@ -117,4 +119,5 @@ def _lines(settings: Iterable[Setting]) -> Iterable[str]:
             left += f" {'|'.join(setting.choices)}"
         elif setting.kind != "flag":
             left += f" {'true|false' if setting.kind == 'bool' else setting.kind.upper()}"
-        yield f"{left:<42} {setting.help}" if len(left) < 42 else f"{left}\n{'':<43}{setting.help}"
+        wide = len(left) >= _LEFT or len(setting.help) > _WIDTH - _LEFT - 1
+        yield f"{left}\n{'':<6}{setting.help}" if wide else f"{left:<{_LEFT}} {setting.help}"

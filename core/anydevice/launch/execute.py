@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -20,6 +21,8 @@ from anydevice.launch.worker import REPORT_FOLDER
 
 __all__ = ["execute"]
 
+#: Seconds between looks at the agent.
+_LOOK_S: Final = 0.05
 _PASSED_ON: Final = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 )
@@ -43,7 +46,9 @@ def execute(plan: LaunchPlan) -> int:
         process = subprocess.Popen(plan.command(), env=environment, start_new_session=True)
         try:
             with _signals(process):
-                code = process.wait()
+                # Not one long wait: a signal that another thread gets is handled here soon, too.
+                while (code := process.poll()) is None:
+                    time.sleep(_LOOK_S)
         except BaseException:
             _end_all(process, folder)
             raise

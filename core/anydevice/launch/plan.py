@@ -89,6 +89,8 @@ class LaunchPlan:
         if self.settings.config is not None and self.settings.config.left_aside:
             rows.append(f"left aside in {self.settings.config.path}:")
             rows += [f"  {key}" for key in self.settings.config.left_aside]
+        if idle := self.settings.without_effect():
+            rows += ["without effect:", *(f"  {line}" for line in idle)]
         return "\n".join(rows)
 
     def as_json(self) -> dict[str, Any]:
@@ -105,6 +107,7 @@ class LaunchPlan:
                 if k not in _ABOUT_OUTPUT
             },
             "left_aside": self.settings.config.left_aside if self.settings.config else [],
+            "without_effect": self.settings.without_effect(),
             "device_type": self.device_type,
             "processes": self.processes,
         }

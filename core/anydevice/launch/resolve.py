@@ -40,6 +40,18 @@ class Resolved:
         origin = self.origins.get(name, "default")
         return f"--{name}" if origin == "flag" else f"{name} (from {origin})"
 
+    def without_effect(self) -> list[str]:
+        """The settings that change nothing, each with the reason, and what to do instead."""
+        found = []
+        for name, value in self.values.items():
+            setting, origin = BY_NAME[name], self.origins[name]
+            # What every file of Accelerate says, and no script is told, is not worth a word.
+            if setting.unused and value and (origin == "flag" or setting.variable):
+                found.append(f"{self.where(name)} has no effect: {setting.unused}")
+            elif setting.needs and origin.startswith("file") and not self.get(setting.needs):
+                found.append(f"{self.where(name)} has no effect without --{setting.needs}")
+        return found
+
 
 def resolve(flags: Mapping[str, Any], environment: Mapping[str, str] | None = None) -> Resolved:
     """Bring the sources together.
@@ -129,7 +141,10 @@ def _check(resolved: Resolved, environment: Mapping[str, str]) -> None:
     for name, origin in resolved.origins.items():
         needs = BY_NAME[name].needs
         if origin == "flag" and needs and not resolved.get(needs):
-            raise OptionError(f"--{name} has no effect without --{needs}")
+            instead = BY_NAME[name].instead
+            raise OptionError(
+                f"--{name} has no effect without --{needs}" + (f"; {instead}" if instead else "")
+            )
     paradigms = [n for n in ("use_fsdp", "use_deepspeed") if resolved.get(n)]
     if len(paradigms) > 1:
         raise OptionError(f"{' and '.join(map(resolved.where, paradigms))}: choose one")

@@ -5,16 +5,14 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from collections.abc import Callable, Iterable
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from anydevice.errors import OptionError
-from anydevice.text import TRUE_WORDS
+from anydevice.text import FALSE_WORDS, TRUE_WORDS
 
 __all__ = ["Kind", "Setting", "did_you_mean", "read_bool"]
 
 Kind = Literal["flag", "bool", "int", "float", "text", "choice"]
-
-_FALSE: Final = frozenset({"0", "false", "f", "no", "n", "off"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +35,8 @@ class Setting:
         most: the largest number.
         default: the value when nothing gives one.
         needs: the flag without which it has no effect.
+        instead: what to do where that flag is not wanted.
+        unused: why it never has an effect, and what to do instead: the launcher says so.
         short: a one-letter flag.
     """
 
@@ -52,6 +52,8 @@ class Setting:
     most: float | None = None
     default: Any = None
     needs: str = ""
+    instead: str = ""
+    unused: str = ""
     short: str = ""
 
     @property
@@ -120,7 +122,7 @@ def read_bool(value: Any, where: str) -> bool:
     text = str(value).strip().lower()
     if text in TRUE_WORDS:
         return True
-    if text in _FALSE:
+    if text in FALSE_WORDS:
         return False
     raise OptionError(f"{where}: {value!r} is neither true nor false")
 

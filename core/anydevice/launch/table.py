@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from anydevice.launch.engine_table import DEEPSPEED, DYNAMO, FSDP, PARALLELISM
 from anydevice.launch.settings import Setting
-from anydevice.launch.table_sharding import DEEPSPEED, FSDP, PARALLELISM
 
 __all__ = ["BY_NAME", "SETTINGS"]
 
@@ -25,7 +25,7 @@ _COMMON = (
     _S(
         "num_processes",
         "int",
-        "of all machines together; by default one a device",
+        "of all machines; by default one a device",
         keys=("num_processes",),
         reads=("WORLD_SIZE",),
         least=1,
@@ -33,7 +33,7 @@ _COMMON = (
     _S(
         "device_type",
         "text",
-        "to train on, such as cpu; by default the accelerator",
+        "such as cpu; by default the accelerator",
         keys=("device_type",),
         variable="ACCELERATE_TORCH_DEVICE",
     ),
@@ -57,7 +57,7 @@ _COMMON = (
     _S(
         "gradient_accumulation_steps",
         "int",
-        "batches whose gradients are added before each step",
+        "batches before each step",
         keys=("gradient_accumulation_steps", "deepspeed_config.gradient_accumulation_steps"),
         variable="ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
         least=1,
@@ -103,12 +103,12 @@ _COMMON = (
         "train with DeepSpeed (an optional package)",
         variable="ACCELERATE_USE_DEEPSPEED",
     ),
-    _S("module", "flag", "the script is a module's name, as for python -m", short="-m"),
-    _S("no_python", "flag", "the script is a program of its own, not run by Python"),
-    _S("dry_run", "flag", "print what would be run, and where each value is from"),
+    _S("module", "flag", "the script is a module, as for python -m", short="-m"),
+    _S("no_python", "flag", "the script is a program, not run by Python"),
+    _S("dry_run", "flag", "print what would run, and from where"),
     _S("json", "flag", "with --dry-run: print JSON"),
     _S("help", "flag", "show this text", short="-h"),
-    _S("help_all", "flag", "show the options of FSDP, DeepSpeed and others, too"),
+    _S("help_all", "flag", "show all options: FSDP, DeepSpeed, others"),
     _S("quiet", "flag", "print no summary when the script fails", short="-q"),
     _S(
         "debug",
@@ -182,64 +182,23 @@ _RUN = (
         short="-t",
     ),
     _S("log_dir", "text", "the folder of those files", "processes", keys=("log_dir",)),
-    _S("same_network", "flag", "accepted and not needed", "processes", keys=("same_network",)),
+    _S(
+        "same_network",
+        "flag",
+        "accepted without effect",
+        "processes",
+        keys=("same_network",),
+        unused="machines find each other by --main_process_ip and --rdzv_backend",
+    ),
     _S(
         "main_training_function",
         "text",
-        "accepted and not needed: the script is run as it stands",
+        "accepted without effect",
         "processes",
         keys=("main_training_function",),
-    ),
-    _S(
-        "gradient_clipping",
-        "float",
-        "the largest norm of the gradient",
-        "deepspeed",
-        keys=("gradient_clipping", "deepspeed_config.gradient_clipping"),
-        variable="ACCELERATE_GRADIENT_CLIPPING",
-        least=0.0,
+        unused="the script is run as it stands, from its top",
     ),
 )
-_DYNAMO_BACKENDS = (
-    "no", "eager", "aot_eager", "inductor", "aot_ts_nvfuser", "nvprims_nvfuser", "cudagraphs",
-    "ofi", "fx2trt", "onnxrt", "tensorrt", "aot_torchxla_trace_once", "torchxla_trace_once", "tvm",
-)  # fmt: skip
-_DYNAMO = (
-    _S(
-        "dynamo_backend",
-        "choice",
-        "compile the model with torch.compile and this backend",
-        "torch.compile",
-        keys=("dynamo_config.dynamo_backend", "dynamo_backend"),
-        variable="ACCELERATE_DYNAMO_BACKEND",
-        choices=tuple(name.upper() for name in _DYNAMO_BACKENDS),
-    ),
-    _S(
-        "dynamo_mode",
-        "choice",
-        "how long it may compile for speed",
-        "torch.compile",
-        keys=("dynamo_config.dynamo_mode",),
-        variable="ACCELERATE_DYNAMO_MODE",
-        choices=("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
-    ),
-    *(
-        _S(
-            f"dynamo_use_{name}",
-            "flag",
-            text,
-            "torch.compile",
-            keys=(f"dynamo_config.dynamo_use_{name}",),
-            variable=f"ACCELERATE_DYNAMO_USE_{name.upper()}",
-        )
-        for name, text in (
-            ("fullgraph", "refuse a model that breaks into several graphs"),
-            ("dynamic", "compile for any shape"),
-            ("regional_compilation", "compile repeated blocks once"),
-        )
-    ),
-)
-
 #: All settings, in the order of ``--help``.
-SETTINGS: Final = (*_COMMON, *_RUN, *_DYNAMO, *FSDP, *DEEPSPEED, *PARALLELISM)
+SETTINGS: Final = (*_COMMON, *_RUN, *DYNAMO, *FSDP, *DEEPSPEED, *PARALLELISM)
 BY_NAME: Final = {setting.name: setting for setting in SETTINGS}

@@ -10,6 +10,7 @@ import builtins
 import importlib.machinery
 import os
 import runpy
+import signal
 import sys
 import types
 from pathlib import Path
@@ -39,14 +40,18 @@ def main(words: list[str]) -> None:
             _run_file(target)
     except SystemExit as stopped:
         if stopped.code not in (None, 0):
-            _is_first(stopped.code if isinstance(stopped.code, int) else 1)
+            _is_first(stopped.code & 0xFF if isinstance(stopped.code, int) else 1)
         raise
     except KeyboardInterrupt:
         sys.exit(130)
     except BaseException as error:  # noqa: BLE001 - whatever the script raises ends it
+        # Another process that fails now has the launcher end this one, which is still to say why.
+        before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if _is_first(1) or _shows_all():
             error.__traceback__ = _of_the_script(error.__traceback__)
             sys.excepthook(type(error), error, error.__traceback__)
+            sys.stderr.flush()
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
         sys.exit(1)
 
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 import torch
 
 from anydevice.interrupts import check, stopper
+from anydevice.text import FALSE_WORDS
 
 __all__ = ["Progress", "touch"]
 
@@ -23,7 +24,7 @@ class Progress:
     """A bar that may be off. `advance` may be called from any thread."""
 
     def __init__(self, shown: bool) -> None:
-        self.shown = shown and os.environ.get("ANYDEVICE_PROGRESS") != "0"
+        self.shown = shown and os.environ.get("ANYDEVICE_PROGRESS", "").lower() not in FALSE_WORDS
         self._bar: Any = None
         self._lock = threading.Lock()
 
