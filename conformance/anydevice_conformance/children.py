@@ -251,13 +251,11 @@ def hold(device_type: str, index: int) -> dict[str, Any]:
     return {}
 
 
-def collective(
-    device_type: str, rank: int, world: int, store: str, index: int, training: bool = False
-) -> dict[str, Any]:
-    """One rank of the checks of collectives, or of training."""
+def collective(device_type: str, **options: Any) -> dict[str, Any]:
+    """One rank of the checks of collectives, or of training; see `ranks.run_rank`."""
     from anydevice_conformance.ranks import run_rank
 
-    return run_rank(device_type, rank, world, store, index, training)
+    return run_rank(device_type, **options)
 
 
 def miss_collective(

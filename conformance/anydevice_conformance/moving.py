@@ -86,7 +86,7 @@ def check_pinning(subject: Subject, move: Move) -> None:
     Raises:
         AssertionError: a paragraph is broken.
     """
-    if move.bytes > 1 << 20 and move.bytes * 8 > subject.room(move.target or 0):
+    if move.bytes > 1 << 20 and move.bytes * 3 > subject.room(move.target or 0):
         return
     with restored(subject):
         run_in(subject, move.situation, lambda: _check_pinning(subject, move))

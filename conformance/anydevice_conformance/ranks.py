@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import random
 import time
 import traceback
 from collections.abc import Callable
@@ -11,10 +12,11 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from anydevice_conformance import rank_training
+from anydevice_conformance import rank_laws, rank_training
 
-__all__ = ["STEPS", "TRAINING", "miss", "run_rank"]
+__all__ = ["PARTS", "STEPS", "miss", "run_rank"]
 
+_BARRIERS: Final = 12
 _LIMIT: Final = datetime.timedelta(seconds=60)
 
 
@@ -44,7 +46,14 @@ def miss(device_type: str, rank: int, world: int, store: str, index: int) -> dic
 
 
 def run_rank(
-    device_type: str, rank: int, world: int, store: str, index: int, training: bool = False
+    device_type: str,
+    rank: int,
+    world: int,
+    store: str,
+    index: int,
+    part: str = "steps",
+    examples: int = 0,
+    seed: int = 0,
 ) -> dict[str, Any]:
     """Join the group and take each step; an exception of a step is part of the answer.
 
@@ -54,7 +63,9 @@ def run_rank(
         world: how many processes there are.
         store: a file that the processes find each other by.
         index: this process's device.
-        training: take the steps of training.
+        part: which steps to take, a key of `PARTS`.
+        examples: how many generated collectives to do after them.
+        seed: of these.
     """
     from anydevice import registry
     from anydevice.processes import collective_backends
@@ -69,11 +80,13 @@ def run_rank(
         _join(names, backend, device, rank, world, store)
     except Exception as error:  # noqa: BLE001 - reported
         return {"start": _words(error)}
-    for name, step in (TRAINING if training else STEPS).items():
+    for name, step in PARTS[part].items():
         try:
             found[name] = step(backend, device, rank, world)
         except Exception as error:  # noqa: BLE001 - reported
             found[name] = _words(error)
+    if examples:
+        found["laws"] = rank_laws.try_all(backend, device, rank, world, examples, seed)
     dist.destroy_process_group()
     return found
 
@@ -132,11 +145,14 @@ def _all_gather(backend: Any, device: torch.device, rank: int, world: int) -> An
 
 def _barrier(backend: Any, device: torch.device, rank: int, world: int) -> Any:
     # On one machine the monotonic clock is one for all processes.
-    if rank == 0:
-        time.sleep(0.5)
-    entered = time.monotonic()
-    dist.barrier()
-    return [entered, time.monotonic()]
+    dice, times = random.Random(rank), []
+    for turn in range(_BARRIERS):
+        if rank == turn % world:
+            time.sleep(dice.choice((0.0, 0.01, 0.05)))
+        entered = time.monotonic()
+        dist.barrier()
+        times.append([entered, time.monotonic()])
+    return times
 
 
 def _ordered(backend: Any, device: torch.device, rank: int, world: int) -> Any:
@@ -207,10 +223,14 @@ STEPS: Final[dict[str, Callable[[Any, torch.device, int, int], Any]]] = {
     "send": _send,
     "host": _host,
 }
-#: The same for training, which takes longer.
-TRAINING: Final[dict[str, Callable[[Any, torch.device, int, int], Any]]] = {
-    "ddp": rank_training.ddp,
-    "sharded": rank_training.sharded,
-    "checkpoint": rank_training.checkpoint,
-    "resumed": rank_training.resumed,
+#: Parts to steps; each part has processes of its own.
+PARTS: Final[dict[str, dict[str, Callable[[Any, torch.device, int, int], Any]]]] = {
+    "steps": STEPS,
+    "laws": {},
+    "training": {
+        "ddp": rank_training.ddp,
+        "sharded": rank_training.sharded,
+        "checkpoint": rank_training.checkpoint,
+        "resumed": rank_training.resumed,
+    },
 }

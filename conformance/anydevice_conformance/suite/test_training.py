@@ -114,7 +114,7 @@ def test_TRN_006_checkpoint(subject: Subject) -> None:
     Fix: see that copies to the host wait for the device's work (MOV), and COL-010.
     """
     since(subject, "TRN-006")
-    for answer in rank_step(subject, "checkpoint", training=True):
+    for answer in rank_step(subject, "checkpoint", part="training"):
         assert answer == [], f"these weights differ: {answer}"
 
 
@@ -126,13 +126,13 @@ def test_TRN_007_resumed(subject: Subject) -> None:
     Fix: see that what is copied to the host and back is bit-equal (MOV).
     """
     since(subject, "TRN-007")
-    for answer in rank_step(subject, "resumed", training=True):
+    for answer in rank_step(subject, "resumed", part="training"):
         assert answer == [], f"these weights differ: {answer}"
 
 
 def _trained_alike(subject: Subject, paragraph: str, step: str) -> None:
     since(subject, paragraph)
-    for answer in rank_step(subject, step, training=True):
+    for answer in rank_step(subject, step, part="training"):
         assert answer < 1e-4, f"parameters differ by {answer:.2g} from one process's"
 
 

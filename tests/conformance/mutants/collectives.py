@@ -100,6 +100,20 @@ class BarrierIsOpen(_Collective):
         return None
 
 
+@mutant("COL-005", base="cpu")
+class OnlyTheFirstBarrier(_Collective):
+    """`barrier` waits the first time only."""
+
+    function = "barrier"
+    entered = False
+
+    def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self.entered:
+            return None
+        self.entered = True
+        return real(*args, **kwargs)
+
+
 @mutant("COL-006", base="cpu")
 class ReducedLate(_Collective):
     """`all_reduce` returns before the result is there, and nothing waits for it."""
@@ -181,3 +195,29 @@ class GoesOnAlone(_Collective):
             return real(*args, **kwargs)
         except RuntimeError:
             return None
+
+
+@mutant("COL-012", base="cpu")
+class LastOfAnOddSumIsLost(_Collective):
+    """Above 64 KiB `all_reduce` leaves out the last element of an odd number."""
+
+    function = "all_reduce"
+
+    def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        tensor = args[0]
+        if tensor.nbytes <= 1 << 16 or tensor.numel() % 2 == 0:
+            return real(*args, **kwargs)
+        last = tensor[-1].clone()
+        result = real(*args, **kwargs)
+        tensor[-1] = last
+        return result
+
+
+@mutant("COL-012", base="cpu")
+class BroadcastsTheFirst(_Collective):
+    """`broadcast` sends rank 0's values, whichever rank is the source."""
+
+    function = "broadcast"
+
+    def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return real(args[0], src=0, async_op=kwargs.get("async_op", False))
