@@ -109,9 +109,8 @@ def tensor_bytes(tensor: torch.Tensor, dtype: DtypeLike | None = None) -> int:
         ):
             return tensor.nbytes
         if hasattr(tensor, "__tensor_flatten__"):
-            return sum(
-                tensor_bytes(getattr(tensor, part)) for part in tensor.__tensor_flatten__()[0]
-            )
+            parts = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+            return sum(tensor_bytes(part) for part in parts if isinstance(part, torch.Tensor))
         if own not in _PACKED_BITS:
             return _elements(tensor) * own.itemsize
         dtype = own

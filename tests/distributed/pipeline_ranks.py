@@ -5,7 +5,7 @@ from __future__ import annotations
 from distributed import models
 
 import anydevice
-from anydevice.distributed import load_pipeline
+from anydevice.distributed import load_pipeline, load_tensor_parallel
 
 
 def answers(rank, size, folders, options=None):
@@ -15,4 +15,16 @@ def answers(rank, size, folders, options=None):
     for name, folder in folders.items():
         model = load_pipeline(folder, **(options or {}))
         found[name] = models.answers(model, device), model.anydevice_stage
+    return found
+
+
+def divided(rank, size, folders):
+    """Of each model, divided over the ranks: what it answers, and the bytes that are here."""
+    device = anydevice.PartialState().device
+    found = {}
+    for name, folder in folders.items():
+        model = load_tensor_parallel(folder)
+        here = {id(p): getattr(p, "_local_tensor", p) for p in model.parameters()}
+        nbytes = sum(t.numel() * t.element_size() for t in here.values())
+        found[name] = models.answers(model, device), nbytes
     return found

@@ -13,13 +13,6 @@ pytestmark = pytest.mark.xdist_group("distributed")
 NAMES = ("llama", "tied", "gpt2", "opt", "mixtral", "gemma3")
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    """The folder and the answers of each model."""
-    root = tmp_path_factory.mktemp("models")
-    return {name: (root / name, models.save(name, root / name)) for name in NAMES}
-
-
 def check(found, saved, tolerance=0.0):
     """Every rank has the answers of one process."""
     for rank, of_rank in enumerate(found):

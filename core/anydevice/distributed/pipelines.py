@@ -12,15 +12,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from anydevice.checkpoint import Checkpoint, open_checkpoint
+from anydevice.checkpoint import Checkpoint
 from anydevice.dispatch import dispatch_model, load_checkpoint_and_dispatch
 from anydevice.distributed.chain import Chain, find_chain
 from anydevice.distributed.cutting import cut
 from anydevice.distributed.generating import let_generate
+from anydevice.distributed.opening import open_model
 from anydevice.distributed.part import StageCheckpoint, tied_names
 from anydevice.distributed.running import Pipeline
 from anydevice.distributed.stages import Stage, own_memory, plan_stages, share_memory
-from anydevice.errors import ModelError, OptionError
+from anydevice.errors import OptionError
 from anydevice.processes import PartialState
 from anydevice.weights import iter_slots
 
@@ -111,8 +112,9 @@ def load_pipeline(
         tokens = model.generate(**inputs, max_new_tokens=20)
     """
     state = PartialState()
-    _check(model, checkpoint, microbatches, dtype, model_class, options)
-    built, source = _open(model, checkpoint, model_class, dtype, options)
+    if not isinstance(microbatches, int) or isinstance(microbatches, bool) or microbatches < 1:
+        raise OptionError(f"microbatches={microbatches!r}: give a number from 1 up")
+    built, source = open_model(model, checkpoint, model_class, dtype, options)
     built.eval()
     chain = find_chain(built, example_inputs)
     state.meet("load_pipeline", _description(built, chain, microbatches))
@@ -145,52 +147,6 @@ def load_pipeline(
         )
     built.anydevice_stage = info
     return built
-
-
-def _check(
-    model: Any,
-    checkpoint: Any,
-    microbatches: int,
-    dtype: Any,
-    model_class: Any,
-    options: Mapping[str, Any],
-) -> None:
-    if not isinstance(microbatches, int) or isinstance(microbatches, bool) or microbatches < 1:
-        raise OptionError(f"microbatches={microbatches!r}: give a number from 1 up")
-    if isinstance(model, nn.Module):
-        given = {"dtype": dtype, "model_class": model_class, **options}
-        wrong = [name for name, value in given.items() if value is not None]
-        if wrong:
-            raise OptionError(f"{wrong[0]}= is for a path or repo id, and a model is given")
-    elif not isinstance(model, (str, os.PathLike)):
-        raise OptionError(
-            f"load_pipeline() of a {type(model).__name__}: give a torch.nn.Module, a folder, or a "
-            "Hub repo id"
-        )
-    elif checkpoint is not None:
-        raise OptionError(f"checkpoint= is for a model, and a path or repo id is given: {model}")
-
-
-def _open(
-    model: Any, checkpoint: Any, model_class: Any, dtype: Any, options: Mapping[str, Any]
-) -> tuple[Any, Checkpoint | None]:
-    """The model, and where its weights are to be read; None where it has them."""
-    if not isinstance(model, nn.Module):
-        from anydevice.pretrained import open_pretrained
-
-        return open_pretrained(model_class, model, dtype, **options)
-    if checkpoint is not None:
-        return model, checkpoint if isinstance(checkpoint, Checkpoint) else open_checkpoint(
-            checkpoint
-        )
-    empty = next((name for name, slot in iter_slots(model) if _is_empty(slot.get())), None)
-    if empty is not None:
-        raise ModelError(f"{empty} is on meta: pass checkpoint=, where its value is to be read")
-    return model, None
-
-
-def _is_empty(tensor: torch.Tensor | None) -> bool:
-    return tensor is not None and tensor.is_meta
 
 
 def _description(model: nn.Module, chain: Chain, microbatches: int) -> dict[str, Any]:

@@ -14,27 +14,22 @@ first block, and no farther, and takes the shape there; blocks that change it ar
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import nn
 
-from anydevice.collectives import find_batch_size
 from anydevice.distributed.chain import Chain
+from anydevice.distributed.inputs import PLAIN, refuse, shapes, split
 from anydevice.distributed.outputs import Failure, join, share
 from anydevice.distributed.stages import Stage
 from anydevice.distributed.tracing import first_tensor, to_meta
 from anydevice.errors import ModelError, OptionError
-from anydevice.nested import iter_tensors, map_tensors
 from anydevice.processes import PartialState
 
 __all__ = ["Pipeline"]
-
-_ONLY_LAST: Final = ("output_hidden_states", "output_attentions")
-_PLAIN: Final = (str, bytes, int, float, bool, torch.Tensor, torch.dtype, torch.device, type(None))
 
 
 class _Leave(BaseException):
@@ -75,7 +70,7 @@ class Pipeline:
         self.is_trusted = False
         self.has_begun = False
         self._forward = model.forward
-        self._signature = inspect.signature(model.forward)
+        self._takes_cache = "use_cache" in inspect.signature(model.forward).parameters
         self._schedules: dict[Any, Any] = {}
         self._chunks: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
         self._index = 0
@@ -94,11 +89,11 @@ class Pipeline:
     @torch.no_grad()
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The model's output, on every rank."""
-        self._refuse(kwargs)
+        refuse(kwargs)
         if not self.is_trusted:
-            self.state.meet("forward of a pipeline", _shapes(args, kwargs))
-        self._chunks = self._split(args, kwargs)
-        self._own = {k: v for k, v in kwargs.items() if not isinstance(v, _PLAIN)}
+            self.state.meet("forward of a pipeline", shapes(args, kwargs))
+        self._chunks = split(args, kwargs, self.microbatches, self._takes_cache)
+        self._own = {k: v for k, v in kwargs.items() if not isinstance(v, PLAIN)}
         if self.state.num_processes == 1:
             return join([self._run(*chunk) for chunk in self._chunks])
         with self.state.collective("forward of a pipeline"):
@@ -168,7 +163,7 @@ class Pipeline:
             raise _Measured(args, kwargs)
         self.has_begun = True
         for name, value in kwargs.items():
-            if name not in self._own and not isinstance(value, _PLAIN):
+            if name not in self._own and not isinstance(value, PLAIN):
                 self._own[name] = value
         if self._received is None:
             return None
@@ -231,41 +226,6 @@ class Pipeline:
             shapes.append(result)
         return shapes[self.stage.start], shapes[self.stage.stop]
 
-    # ------------------------------------------------------------------ inputs
-
-    def _refuse(self, kwargs: dict[str, Any]) -> None:
-        for name in _ONLY_LAST:
-            if kwargs.get(name):
-                raise OptionError(
-                    f"{name}=True: each stage has those of its own blocks only. Leave it out"
-                )
-
-    def _split(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
-        """The inputs of each microbatch; of one where a cache is used."""
-        has_cache = any(
-            not isinstance(value, (*_PLAIN, tuple, list, dict)) for value in kwargs.values()
-        )
-        if self.microbatches == 1 or has_cache or kwargs.get("use_cache"):
-            return [(args, kwargs)]
-        if "use_cache" in self._signature.parameters and kwargs.get("use_cache") is None:
-            kwargs = {**kwargs, "use_cache": False}
-        size = find_batch_size((args, kwargs)) or 1
-        count = min(self.microbatches, size)
-        if size % count:
-            raise OptionError(
-                f"a batch of {size} cannot be divided into microbatches={count}: give a multiple"
-            )
-        length = size // count
-        return [
-            map_tensors(
-                functools.partial(_slice, whole=size, start=i * length, length=length), pair
-            )
-            for i in range(count)
-            for pair in [(args, kwargs)]
-        ]
-
     @contextlib.contextmanager
     def trusted(self) -> Iterator[None]:
         """Inside, forwards are not compared between the ranks: the caller has seen to it."""
@@ -295,27 +255,3 @@ def _put(
     if isinstance(slot, str):
         return args, {**kwargs, slot: hidden}
     return (*args[:slot], hidden, *args[slot + 1 :]), kwargs
-
-
-def _slice(tensor: torch.Tensor, whole: int, start: int, length: int) -> torch.Tensor:
-    """A microbatch's part of an input; all of one that is the same for every sequence."""
-    if tensor.dim() and tensor.shape[0] == whole:
-        return tensor[start : start + length]
-    if tensor.dim() > 1 and tensor.shape[0] != 1 and tensor.shape[1] == whole:
-        raise OptionError(
-            f"an input of shape {tuple(tensor.shape)} has the batch of {whole} in its "
-            "second dimension: load the pipeline with microbatches=1"
-        )
-    return tensor
-
-
-def _shapes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
-    """What must be equal on all ranks, as text."""
-    described = []
-    for name, value in [*enumerate(args), *sorted(kwargs.items())]:
-        shapes = [f"{tuple(t.shape)} {t.dtype}".replace("torch.", "") for t in iter_tensors(value)]
-        if shapes:
-            described.append(f"{name}: {', '.join(shapes)}")
-        elif isinstance(value, _PLAIN):
-            described.append(f"{name}={value!r}")
-    return described

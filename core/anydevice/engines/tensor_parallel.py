@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -74,8 +74,13 @@ def _step_one_by_one(optimizer: torch.optim.Optimizer) -> None:
             group["foreach"] = False
 
 
-def plan_of(model: nn.Module, size: int) -> dict[str, Any]:
+def plan_of(model: nn.Module, size: int, left_out: Collection[str] = frozenset()) -> dict[str, Any]:
     """The model's plan as torch takes it.
+
+    Args:
+        model: with a plan.
+        size: how many processes divide each layer.
+        left_out: names of styles whose modules stay whole.
 
     Raises:
         ModelError: the model brings none, or a layer cannot be divided among ``size`` processes.
@@ -92,6 +97,8 @@ def plan_of(model: nn.Module, size: int) -> dict[str, Any]:
     names = dict(model.named_modules())
     for pattern, style in plan.items():
         matched = [name for name in names if _matches(pattern, name)]
+        if isinstance(style, str) and style in left_out:
+            continue
         if not matched and "*" not in pattern:
             raise ModelError(f"tp_plan names {pattern!r}, and the model has no such module")
         for name in matched:

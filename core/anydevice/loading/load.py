@@ -22,6 +22,7 @@ from anydevice.loading.match import Plan, dtypes_once_loaded, make_plan
 from anydevice.loading.options import DEFAULT_BUFFER_BYTES, LoadOptions, read_options
 from anydevice.loading.progress import Progress
 from anydevice.loading.report import LoadReport
+from anydevice.loading.shards import keep_current_devices
 from anydevice.placement import Headroom, PlacementOptions, check_form, place_model
 from anydevice.text import require_text
 from anydevice.ties import Weight, list_weights, place_weights
@@ -249,11 +250,13 @@ def load_placed(
             from anydevice.processes.meeting import calling_line
 
             ranks = Ranks(calling_line())
-            return uninterrupted(
-                lambda: load_from_rank0(
+
+            def share() -> LoadReport:
+                return load_from_rank0(
                     model, ranks, check_all, request.find, plan_for, bar, prepare_rest
                 )
-            )
+
+            return uninterrupted(keep_current_devices(model, share))
         options = check_all()
         source = request.find()
 
@@ -261,4 +264,4 @@ def load_placed(
             with collector_paused():
                 return Loading(model, source, plan_for(source), options, bar, prepare_rest).run()
 
-        return uninterrupted(load)
+        return uninterrupted(keep_current_devices(model, load))

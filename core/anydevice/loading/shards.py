@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -11,8 +12,18 @@ from anydevice.checkpoint.info import TensorInfo
 from anydevice.devices import CPU, Device, parse_device
 from anydevice.errors import ModelError
 
-__all__ = ["Part", "cut", "info_of_part", "is_sharded", "mesh_device", "own_part", "put_local"]
+__all__ = [
+    "Part",
+    "cut",
+    "info_of_part",
+    "is_sharded",
+    "keep_current_devices",
+    "mesh_device",
+    "own_part",
+    "put_local",
+]
 
+T = TypeVar("T")
 #: Start and length in each dimension of the full tensor.
 Part = tuple[tuple[int, int], ...]
 
@@ -88,6 +99,24 @@ def mesh_device(tensor: Any) -> Device:
         return parse_device(tensor.device)
     module: Any = torch.get_device_module(kind)
     return Device(kind, int(module.current_device()))
+
+
+def keep_current_devices(model: nn.Module, function: Callable[[], T]) -> Callable[[], T]:
+    """Have a function that another thread calls see this thread's current devices.
+
+    They say which device of a mesh is this process's, and are each thread's own.
+    """
+    parameters: list[Any] = list(model.parameters())
+    kinds = {str(p.device_mesh.device_type) for p in parameters if is_sharded(p)}
+    modules: list[Any] = [torch.get_device_module(kind) for kind in kinds - {CPU.type}]
+    current = [int(module.current_device()) for module in modules]
+
+    def call() -> T:
+        for module, index in zip(modules, current, strict=True):
+            module.set_device(index)
+        return function()
+
+    return call
 
 
 def put_local(owner: dict[str, Any], name: str, value: torch.Tensor) -> None:
