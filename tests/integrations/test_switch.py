@@ -140,10 +140,21 @@ def test_without_accelerate_and_enabled_by_the_environment(saved, tmp_path):
         again = PeftModel.from_pretrained(again, {str(tmp_path / "adapter")!r})
         with torch.no_grad():
             same = torch.allclose(again(ids).logits, adapted(ids).logits, atol=1e-5)
+        from diffusers import UNet2DModel, DDPMPipeline, DDPMScheduler
+        unet = UNet2DModel(
+            sample_size=8, block_out_channels=(8, 16), layers_per_block=1, norm_num_groups=4,
+            down_block_types=("DownBlock2D", "DownBlock2D"),
+            up_block_types=("UpBlock2D", "UpBlock2D"),
+        )
+        pipe = DDPMPipeline(unet, DDPMScheduler())
+        pipe.enable_model_cpu_offload()
+        made = pipe(num_inference_steps=1, output_type="np").images
+        assert made.shape == (1, 8, 8, 3) and unet.device.type == "cpu", made.shape
         assert sys.modules["accelerate"] is None
         print(json.dumps([devices, tokens.tolist(), answer.tolist(), same]))
         """,
         ANYDEVICE_TRANSFORMERS="1",
+        ANYDEVICE_DIFFUSERS="1",
     )
     import torch
 

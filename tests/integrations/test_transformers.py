@@ -116,6 +116,53 @@ def test_one_device_gets_the_whole_model_and_no_hooks(saved, sim, enabled):
         )
 
 
+def test_the_device_of_a_context_and_a_map_that_is_used_again(saved, sim, enabled, tmp_path):
+    with torch.device("sim:1"):
+        model = saved("gpt2").model_class.from_pretrained(saved("gpt2").folder)
+    assert {p.device for p in model.parameters()} == {torch.device("sim", 1)}
+    first = saved("gpt2").spread(tmp_path / "offload")
+    again = saved("gpt2").load(first.hf_device_map, offload_folder=tmp_path / "offload")
+    assert again.hf_device_map == first.hf_device_map
+
+
+def test_missing_and_mismatched_weights_are_made_on_their_device(saved, sim, enabled, tmp_path):
+    from transformers import BertForSequenceClassification
+
+    options = {"max_memory": {0: "60KiB", "cpu": "20KiB"}, "offload_folder": str(tmp_path)}
+    model, found = BertForSequenceClassification.from_pretrained(
+        saved("bert").folder, device_map="auto", output_loading_info=True, num_labels=3, **options
+    )
+    assert {"classifier.weight", "classifier.bias"} <= found["missing_keys"]
+    assert "disk" in model.hf_device_map.values()
+    assert model(zoo.IDS).logits.shape == (2, 3)
+    model, found = saved("llama").load(
+        max_memory={0: "60KiB", "cpu": "1GiB"},
+        vocab_size=70,
+        ignore_mismatched_sizes=True,
+        output_loading_info=True,
+    )
+    assert {name for name, *_ in found["mismatched_keys"]} == {
+        "model.embed_tokens.weight",
+        "lm_head.weight",
+    }
+    assert model(zoo.IDS).logits.shape == (2, 5, 70)
+
+
+def test_a_torch_file_and_a_state_dict(saved, sim, enabled, tmp_path):
+    budgets = {"max_memory": {0: "60KiB", "cpu": "1GiB"}}
+    plain = saved("llama").plain
+    plain.config.save_pretrained(tmp_path)
+    torch.save(plain.state_dict(), tmp_path / "pytorch_model.bin")
+    from_file = saved("llama").model_class.from_pretrained(tmp_path, device_map="auto", **budgets)
+    from_values = saved("llama").model_class.from_pretrained(
+        None, config=plain.config, state_dict=plain.state_dict(), device_map="auto", **budgets
+    )
+    for model in (from_file, from_values):
+        assert set(model.hf_device_map.values()) == {0, "cpu"}
+        logits = model(zoo.IDS).logits
+        torch.testing.assert_close(logits, saved("llama").logits, atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("device_map", "options", "said"),
     [
@@ -148,3 +195,39 @@ def test_a_text_pipeline(budgets, saved, sim, enabled):
     )
     assert made.device.type == "sim"
     assert made(texts, **options) == plain(texts, **options)
+
+
+def test_an_image_pipeline(sim, enabled, tmp_path):
+    from PIL import Image
+    from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessorPil, pipeline
+
+    config = ViTConfig(
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        image_size=8,
+        patch_size=4,
+        num_labels=5,
+    )
+    torch.manual_seed(0)
+    model = ViTForImageClassification(config)
+    model.save_pretrained(tmp_path)
+    processor = ViTImageProcessorPil(size={"height": 8, "width": 8})
+    pictures = [Image.new("RGB", (16, 12), color) for color in ("red", "green")]
+    options = {"image_processor": processor}
+    expected = pipeline("image-classification", model, device="cpu", **options)(pictures)
+    budgets = {0: "60KiB", "cpu": "1GiB"}
+    made = pipeline(
+        "image-classification",
+        str(tmp_path),
+        device_map="auto",
+        model_kwargs={"max_memory": budgets},
+        **options,
+    )
+    assert set(made.model.hf_device_map.values()) == {0, "cpu"}
+    for found, plain in zip(made(pictures), expected, strict=True):
+        assert [entry["label"] for entry in found] == [entry["label"] for entry in plain]
+        assert [entry["score"] for entry in found] == pytest.approx(
+            [entry["score"] for entry in plain], rel=1e-4
+        )

@@ -47,7 +47,11 @@ def read_device_map(device_map: Any) -> str | dict[str, Any]:
     if isinstance(device_map, str) and device_map in STRATEGIES:
         return device_map
     given = dict(device_map) if isinstance(device_map, Mapping) else {"": device_map}
-    return {name: _torch_name(device) for name, device in given.items()}
+    for name, device in given.items():
+        readable = _torch_name(device)
+        if not isinstance(device, (str, int)):
+            given[name] = readable
+    return given
 
 
 def plan(model: Any, device_map: Any, max_memory: Any = None, quantizer: Any = None) -> Any:

@@ -131,8 +131,9 @@ def _patches() -> Iterator[Patch]:
     init = require_function(pipelines.Pipeline, "__init__", ["self", "model"])
     yield Patch(pipelines.Pipeline, "__init__", _pipeline_init(init))
     # Modules that refuse to load a model where accelerate is not installed.
+    gates = ("transformers.modeling_utils", "transformers.integrations.accelerate")
     for name, module in list(sys.modules.items()):
-        gated = name.startswith("transformers.quantizers.") or module is modeling
+        gated = name.startswith("transformers.quantizers.") or name in gates
         if gated and "is_accelerate_available" in vars(module):
             yield Patch(module, "is_accelerate_available", _is_available)
     yield from peft.patches()
