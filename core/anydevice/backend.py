@@ -76,6 +76,11 @@ class MemoryInfo:
         total: what the device has.
         shared_with_host: whether it is the host's memory, as an integrated device's is: what one
             takes, the other loses. None: as the capability ``unified_memory`` says for the type.
+
+    Example:
+        >>> from anydevice import MemoryInfo
+        >>> MemoryInfo(free=1 << 30, total=4 << 30).total
+        4294967296
     """
 
     free: int
@@ -98,6 +103,11 @@ class Capabilities:
         device_rng: the device has a random generator of its own.
         collectives: ``torch.distributed`` has a backend for the device.
         grad_scaling: `DeviceBackend.new_grad_scaler` gives a loss scaler that works on the device.
+
+    Example:
+        >>> from anydevice import Capabilities
+        >>> Capabilities(streams=True).pinned_memory
+        False
     """
 
     caching_allocator: bool = False
@@ -122,6 +132,13 @@ class DeviceBackend:
 
     Names that start with ``_anydevice_`` are the interface's own; any other private name is free
     for a backend's helpers. A public name that is no member of the interface is reported.
+
+    Example:
+        >>> from anydevice import DeviceBackend
+        >>> class FooBackend(DeviceBackend):
+        ...     device_type = "foo"
+        >>> FooBackend().is_available()  # torch knows no such device
+        False
     """
 
     #: The torch device type, such as ``"foo"`` in ``foo:0``. Required, and unique.

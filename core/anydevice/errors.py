@@ -33,7 +33,16 @@ from __future__ import annotations
 
 
 class AnyDeviceError(Exception):
-    """Base of every error that anydevice raises on purpose."""
+    """Base of every error that anydevice raises on purpose.
+
+    Example:
+        >>> import anydevice
+        >>> try:
+        ...     anydevice.get_backend("no-such-device")
+        ... except anydevice.AnyDeviceError as error:
+        ...     print(type(error).__name__)
+        UnknownDeviceError
+    """
 
 
 class BackendError(AnyDeviceError, RuntimeError):

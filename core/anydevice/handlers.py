@@ -14,7 +14,18 @@ __all__ = ["AutocastKwargs", "GradScalerKwargs", "InitProcessGroupKwargs", "Kwar
 
 
 class KwargsHandler:
-    """Base of the dataclasses whose fields are arguments of something else."""
+    """Base of the dataclasses whose fields are arguments of something else.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> from anydevice.utils import KwargsHandler
+        >>> @dataclass
+        ... class Options(KwargsHandler):
+        ...     depth: int = 1
+        ...     width: int = 2
+        >>> Options(width=3).to_kwargs()
+        {'width': 3}
+    """
 
     def to_dict(self) -> dict[str, Any]:
         """All fields by name."""
@@ -38,6 +49,7 @@ class AutocastKwargs(KwargsHandler):
         cache_enabled: keep weights that were converted within one region.
 
     Example:
+        >>> from anydevice import AutocastKwargs
         >>> AutocastKwargs(cache_enabled=False).to_kwargs()
         {'cache_enabled': False}
     """
@@ -57,6 +69,11 @@ class GradScalerKwargs(KwargsHandler):
         backoff_factor: by what it shrinks with an overflow.
         growth_interval: in steps.
         enabled: False does not scale.
+
+    Example:
+        >>> from anydevice import GradScalerKwargs
+        >>> GradScalerKwargs(init_scale=1024.0).to_kwargs()
+        {'init_scale': 1024.0}
     """
 
     init_scale: float = 65536.0
@@ -75,6 +92,13 @@ class InitProcessGroupKwargs(KwargsHandler):
         backend: name of the device's collectives; None is what its backend names.
         init_method: where the processes meet; None is the environment's address.
         timeout: how long to wait for other processes; None is 10 minutes.
+
+    Example:
+        >>> from datetime import timedelta
+        >>> from anydevice import Accelerator, InitProcessGroupKwargs
+        >>> waits = InitProcessGroupKwargs(timeout=timedelta(minutes=30))
+        >>> Accelerator(cpu=True, kwargs_handlers=[waits]).num_processes
+        1
     """
 
     backend: str | None = None

@@ -79,6 +79,7 @@ def get_logger(name: str, log_level: str | None = None) -> MultiProcessAdapter:
         ValueError: there is no such level.
 
     Example:
+        >>> from anydevice import get_logger
         >>> logger = get_logger("training", "INFO")
         >>> logger.info("written by process 0 only")
     """

@@ -43,6 +43,7 @@ def find_executable_batch_size(
         DoesNotFitError: memory does not suffice for one sample.
 
     Example:
+        >>> from anydevice import find_executable_batch_size
         >>> @find_executable_batch_size(starting_batch_size=16)
         ... def train(batch_size, model):
         ...     return f"{model} with {batch_size}"
@@ -108,6 +109,7 @@ def release_memory(*objects: Any) -> list[None]:
     Until then the caller's names hold them; what was cached before is given back at once.
 
     Example:
+        >>> from anydevice.utils import release_memory
         >>> a, b = [0] * 1000, [0] * 1000
         >>> a, b = release_memory(a, b)
         >>> a is b is None
@@ -124,6 +126,10 @@ def clear_device_cache(garbage_collection: bool = False) -> None:
 
     Args:
         garbage_collection: collect garbage first.
+
+    Example:
+        >>> from anydevice.utils import clear_device_cache
+        >>> clear_device_cache()
     """
     if garbage_collection:
         gc.collect()
@@ -134,7 +140,13 @@ def clear_device_cache(garbage_collection: bool = False) -> None:
 
 
 def should_reduce_batch_size(error: BaseException | None) -> bool:
-    """Whether an error, or what it was raised from, is a lack of memory of a device or the host."""
+    """Whether an error, or what it was raised from, is a lack of memory of a device or the host.
+
+    Example:
+        >>> from anydevice.utils import should_reduce_batch_size
+        >>> should_reduce_batch_size(RuntimeError("a shape does not match"))
+        False
+    """
     while error is not None:
         if any(backend.is_out_of_memory(error) for backend in _backends()):
             return True

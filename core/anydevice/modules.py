@@ -65,6 +65,15 @@ def set_module_tensor_to_device(
     Raises:
         ModelError: no such tensor; it is on meta and no value is given; the shapes differ; or the
             device is the disk.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from anydevice.utils import set_module_tensor_to_device
+        >>> layer = nn.Linear(2, 2, device="meta")
+        >>> set_module_tensor_to_device(layer, "bias", "cpu", value=torch.ones(2))
+        >>> layer.bias.tolist()
+        [1.0, 1.0]
     """
     slot = find_slot(module, tensor_name)
     old = slot.get()
@@ -111,6 +120,13 @@ def get_module_children_bottom_up(
     Args:
         model: where to begin.
         return_fqns: whether to give pairs of full name and module.
+
+    Example:
+        >>> from torch import nn
+        >>> from anydevice.utils import get_module_children_bottom_up
+        >>> model = nn.Sequential(nn.Linear(2, 2))
+        >>> [type(module).__name__ for module in get_module_children_bottom_up(model)]
+        ['Linear', 'Sequential']
     """
     found: list[tuple[str, nn.Module]] = []
     level = [("", model)]
@@ -143,6 +159,13 @@ def extract_model_from_parallel(
             taken out: ``model`` itself where that is what it holds, else another with the same
             options.
         recursive: take submodules out of such wrappers too, in place.
+
+    Example:
+        >>> from torch import nn
+        >>> from anydevice.utils import extract_model_from_parallel
+        >>> model = nn.Linear(2, 2)
+        >>> extract_model_from_parallel(nn.DataParallel(model)) is model
+        True
     """
     compiled = model if hasattr(model, "_orig_mod") else None
     if compiled is not None:
@@ -168,7 +191,15 @@ def extract_model_from_parallel(
 
 
 def is_compiled_module(module: Any) -> bool:
-    """Whether a module is what ``torch.compile`` returned."""
+    """Whether a module is what ``torch.compile`` returned.
+
+    Example:
+        >>> import torch
+        >>> from anydevice.utils import is_compiled_module
+        >>> model = torch.nn.Linear(2, 2)
+        >>> is_compiled_module(model), is_compiled_module(torch.compile(model, backend="eager"))
+        (False, True)
+    """
     return isinstance(module, nn.Module) and "_orig_mod" in module._modules
 
 
@@ -181,6 +212,15 @@ def get_non_persistent_buffers(
         module: the module.
         recurse: those of its submodules, too.
         fqns: full names, such as ``"rotary.cos"``, in place of the buffers' own.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from anydevice.utils import get_non_persistent_buffers
+        >>> module = nn.Module()
+        >>> module.register_buffer("cache", torch.ones(1), persistent=False)
+        >>> get_non_persistent_buffers(module)
+        {'cache'}
     """
     found: set[str] = set()
     for path, owner in iter_modules(module) if recurse else [("", module)]:
@@ -202,6 +242,12 @@ def named_module_tensors(
         include_buffers: buffers, too.
         recurse: those of its submodules, too.
         remove_non_persistent: leave out buffers that are in no state dict.
+
+    Example:
+        >>> from torch import nn
+        >>> from anydevice.utils import named_module_tensors
+        >>> [name for name, _ in named_module_tensors(nn.Linear(2, 2))]
+        ['weight', 'bias']
     """
     slots = list(iter_slots(module, recurse=recurse, buffers=include_buffers))
     slots.sort(key=lambda named: named[1].is_buffer)

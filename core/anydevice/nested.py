@@ -91,7 +91,14 @@ def iter_tensors(data: Any, depth: int = 8) -> Iterator[torch.Tensor]:
 
 
 def is_torch_tensor(data: Any) -> bool:
-    """Whether something is a tensor."""
+    """Whether something is a tensor.
+
+    Example:
+        >>> import torch
+        >>> from anydevice.utils import is_torch_tensor
+        >>> is_torch_tensor(torch.ones(1)), is_torch_tensor([1])
+        (True, False)
+    """
     return isinstance(data, torch.Tensor)
 
 
@@ -115,6 +122,12 @@ def recursively_apply(
 
     Raises:
         TypeError: ``error_on_other_type``, and there is another type.
+
+    Example:
+        >>> import torch
+        >>> from anydevice.utils import recursively_apply
+        >>> recursively_apply(torch.neg, {"x": torch.ones(2)})
+        {'x': tensor([-1., -1.])}
     """
 
     def recurse(item: Any) -> Any:
@@ -151,6 +164,12 @@ def concatenate(data: Any, dim: int = 0) -> Any:
 
     Raises:
         TypeError: the batches hold something else than tensors.
+
+    Example:
+        >>> import torch
+        >>> from anydevice.utils import concatenate
+        >>> concatenate([{"x": torch.ones(1)}, {"x": torch.zeros(1)}])
+        {'x': tensor([1., 0.])}
     """
     first = data[0]
     if isinstance(first, (tuple, list)):
@@ -164,7 +183,14 @@ def concatenate(data: Any, dim: int = 0) -> Any:
 
 
 def listify(data: Any) -> Any:
-    """Turn every tensor in nested data into a (nested) list of numbers."""
+    """Turn every tensor in nested data into a (nested) list of numbers.
+
+    Example:
+        >>> import torch
+        >>> from anydevice.utils import listify
+        >>> listify({"x": torch.arange(3)})
+        {'x': [0, 1, 2]}
+    """
     return recursively_apply(lambda tensor: tensor.detach().cpu().tolist(), data)
 
 
@@ -196,7 +222,14 @@ def all_on_device(data: Any, device: torch.device) -> bool:
 
 
 def find_device(data: Any) -> torch.device | None:
-    """The device of the first tensor in nested data; None when there is none."""
+    """The device of the first tensor in nested data; None when there is none.
+
+    Example:
+        >>> import torch
+        >>> from anydevice.utils import find_device
+        >>> find_device([1, {"x": torch.ones(1)}])
+        device(type='cpu')
+    """
     first = next(iter_tensors(data), None)
     return None if first is None else first.device
 

@@ -21,6 +21,15 @@ class BnbQuantizationConfig:
 
     Raises:
         MissingDependencyError: always; the message names the remedy.
+
+    Example:
+        >>> from anydevice.errors import AnyDeviceError
+        >>> from anydevice.utils import BnbQuantizationConfig
+        >>> try:
+        ...     BnbQuantizationConfig(load_in_8bit=True)
+        ... except AnyDeviceError as error:
+        ...     print("transformers" in str(error))
+        True
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -32,6 +41,16 @@ def load_and_quantize_model(model: Any, *args: Any, **kwargs: Any) -> NoReturn:
 
     Raises:
         MissingDependencyError: always; the message names the remedy.
+
+    Example:
+        >>> from torch import nn
+        >>> from anydevice.errors import AnyDeviceError
+        >>> from anydevice.utils import load_and_quantize_model
+        >>> try:
+        ...     load_and_quantize_model(nn.Linear(2, 2), None)
+        ... except AnyDeviceError as error:
+        ...     print("transformers" in str(error))
+        True
     """
     raise MissingDependencyError(f"load_and_quantize_model: {_REMEDY}.")
 

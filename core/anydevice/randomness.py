@@ -35,6 +35,8 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
         OptionError: the seed is no such number.
 
     Example:
+        >>> import torch
+        >>> from anydevice.utils import set_seed
         >>> set_seed(0)
         >>> a = torch.rand(2)
         >>> set_seed(0)
@@ -70,6 +72,10 @@ def synchronize_rng_state(
     Raises:
         OptionError: ``"generator"`` without one, an unknown type, or a device without generator.
         MissingRankError, CollectiveMismatchError: not all processes make the call.
+
+    Example:
+        >>> from anydevice.utils import synchronize_rng_state
+        >>> synchronize_rng_state("torch")
     """
     kind = str(_kind(rng_type, generator))
     if kind == _TORCH:
@@ -93,6 +99,10 @@ def synchronize_rng_states(
 
     Raises:
         OptionError: see `synchronize_rng_state`; before any state is changed.
+
+    Example:
+        >>> from anydevice import synchronize_rng_states
+        >>> synchronize_rng_states(["torch"])
     """
     kinds = [_kind(rng_type, generator) for rng_type in rng_types]
     for kind in kinds:

@@ -32,6 +32,13 @@ def save(
 
     Raises:
         OptionError: ``safe_serialization`` of something else, or to an open file.
+
+    Example:
+        >>> import torch
+        >>> from anydevice.utils import load, save
+        >>> save({"x": torch.ones(1)}, "model.safetensors", safe_serialization=True)
+        >>> load("model.safetensors")
+        {'x': tensor([1.])}
     """
     state = PartialState()
     if safe_serialization:
@@ -68,6 +75,13 @@ def load(f: Any, map_location: Any = None, **kwargs: Any) -> Any:
         f: a path or open file.
         map_location: where tensors go, as in `torch.load`.
         **kwargs: of `torch.load`.
+
+    Example:
+        >>> import torch
+        >>> from anydevice.utils import load, save
+        >>> save({"x": torch.ones(1)}, "weights.bin")
+        >>> load("weights.bin")
+        {'x': tensor([1.])}
     """
     if not kwargs.setdefault("weights_only", True):
         return torch.load(f, map_location=map_location, **kwargs)
@@ -80,6 +94,13 @@ def clean_state_dict_for_safetensors(state_dict: Mapping[str, Any]) -> dict[str,
 
     Args:
         state_dict: names to tensors.
+
+    Example:
+        >>> import torch
+        >>> from anydevice.utils import clean_state_dict_for_safetensors
+        >>> shared = torch.ones(2)
+        >>> len(clean_state_dict_for_safetensors({"a": shared, "b": shared}))
+        1
     """
     found: dict[str, Any] = {}
     seen: set[tuple[Any, ...]] = set()

@@ -83,6 +83,8 @@ def dtype_byte_size(dtype: DtypeLike) -> float:
         ModelError: the name tells no width.
 
     Example:
+        >>> import torch
+        >>> from anydevice.utils import dtype_byte_size
         >>> dtype_byte_size(torch.bfloat16), dtype_byte_size("int4")
         (2, 0.5)
     """
@@ -170,6 +172,12 @@ def compute_module_sizes(
     Returns:
         Name to bytes; ``""`` is the whole. A tied weight counts once, under its first name; what
         holds nothing is absent, and reads as 0.
+
+    Example:
+        >>> from torch import nn
+        >>> from anydevice.utils import compute_module_sizes
+        >>> compute_module_sizes(nn.Sequential(nn.Linear(4, 4, bias=False)))["0"]
+        64
     """
     sizes: dict[str, int] = defaultdict(int)
     ties, counted = Ties(), 0
@@ -204,6 +212,13 @@ def get_max_layer_size(
 
     Returns:
         The largest layer's bytes, and the names of all layers that have so many.
+
+    Example:
+        >>> from torch import nn
+        >>> from anydevice.utils import compute_module_sizes, get_max_layer_size
+        >>> model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+        >>> get_max_layer_size(list(model.named_children()), compute_module_sizes(model), [])
+        (80, ['0'])
     """
     largest, names = 0, []
     stack = list(reversed(modules))
@@ -228,6 +243,13 @@ def calculate_maximum_sizes(model: nn.Module) -> tuple[int, tuple[int, list[str]
     Returns:
         ``(total, (largest, names of the layers that have so many))``. The model's own
         ``_no_split_modules`` say what is one layer.
+
+    Example:
+        >>> from torch import nn
+        >>> from anydevice.utils import calculate_maximum_sizes
+        >>> total, (largest, names) = calculate_maximum_sizes(nn.Sequential(nn.Linear(4, 4)))
+        >>> total, largest
+        (80, 80)
     """
     sizes = compute_module_sizes(model)
     no_split = getattr(model, "_no_split_modules", None) or []
@@ -246,6 +268,12 @@ def compute_module_total_buffer_size(
         model: the model.
         dtype: that floating-point buffers will be loaded in; None: as they are.
         special_dtypes: dtypes of single buffers, by name.
+
+    Example:
+        >>> from torch import nn
+        >>> from anydevice.utils import compute_module_total_buffer_size
+        >>> compute_module_total_buffer_size(nn.BatchNorm1d(4))
+        40
     """
     sizes = compute_module_sizes(
         model, dtype=dtype, special_dtypes=special_dtypes, buffers_only=True
@@ -272,6 +300,16 @@ def get_module_size_with_ties(
 
     Raises:
         ModelError: a weight is in none of ``modules_to_treat``.
+
+    Example:
+        >>> from torch import nn
+        >>> from anydevice.utils import compute_module_sizes, get_module_size_with_ties
+        >>> model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+        >>> model[1].weight = model[0].weight
+        >>> sizes, later = compute_module_sizes(model), [("1", model[1])]
+        >>> size, names, modules = get_module_size_with_ties(["1.weight"], sizes["0"], sizes, later)
+        >>> names
+        ['1']
     """
     size = module_size
     names: list[str] = []

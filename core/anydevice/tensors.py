@@ -77,6 +77,12 @@ def send_to_device(
 
     Returns:
         The same data on ``device``. What holds nothing to move is the same object as before.
+
+    Example:
+        >>> import torch
+        >>> from anydevice.utils import send_to_device
+        >>> send_to_device({"x": torch.ones(2), "name": "a"}, "cpu")
+        {'x': tensor([1., 1.]), 'name': 'a'}
     """
     place = parse_device(device)
     skip = frozenset([skip_keys] if isinstance(skip_keys, str) else skip_keys or ())

@@ -51,6 +51,11 @@ def parse_bytes(size: int | float | str) -> int:
     Raises:
         BudgetError: it cannot be read, is negative, is not finite, or is more than 2**63 - 1; or it
             is a few bytes and a fraction, such as 10.5, where a unit was meant.
+
+    Example:
+        >>> from anydevice.utils import convert_file_size_to_int
+        >>> convert_file_size_to_int("1KiB"), convert_file_size_to_int("1KB")
+        (1024, 1000)
     """
     if isinstance(size, str):
         number_of_bytes = _parse_text(size)

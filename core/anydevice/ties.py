@@ -97,6 +97,14 @@ def find_tied_parameters(model: nn.Module) -> list[list[str]]:
         model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
         model[1].weight = model[0].weight
         assert find_tied_parameters(model) == [["0.weight", "1.weight"]]
+
+    Example:
+        >>> from torch import nn
+        >>> from anydevice.utils import find_tied_parameters
+        >>> model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+        >>> model[1].weight = model[0].weight
+        >>> find_tied_parameters(model)
+        [['0.weight', '1.weight']]
     """
     return [[name for name, _ in group] for group in tie_groups(model) if len(group) > 1]
 
@@ -111,6 +119,14 @@ def retie_parameters(model: nn.Module, tied_params: Iterable[Sequence[str]]) -> 
 
     Raises:
         ModelError: the model has no such name.
+
+    Example:
+        >>> from torch import nn
+        >>> from anydevice.utils import retie_parameters
+        >>> model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+        >>> retie_parameters(model, [["0.weight", "1.weight"]])
+        >>> model[0].weight is model[1].weight
+        True
     """
     for group in tied_params:
         slots = [find_slot(model, name) for name in group]

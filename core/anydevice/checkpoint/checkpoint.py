@@ -33,6 +33,15 @@ class Checkpoint(Mapping[str, TensorInfo]):
         source: what to call it in messages.
         extras: entries that are not tensors, as torch files can have them.
         may_share: whether tensors of two names may share memory, as in torch files.
+
+    Example:
+        >>> import torch
+        >>> from safetensors.torch import save_file
+        >>> from anydevice.checkpoint import open_checkpoint
+        >>> save_file({"x": torch.ones(2)}, "model.safetensors")
+        >>> checkpoint = open_checkpoint("model.safetensors")
+        >>> list(checkpoint), checkpoint.tensor("x")
+        (['x'], tensor([1., 1.]))
     """
 
     source: str = "the checkpoint"

@@ -31,6 +31,12 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
         MissingRankError: a rank does not make the call.
         OptionError: there is no such rank.
         TypeError: there is something else than tensors.
+
+    Example:
+        >>> import torch
+        >>> from anydevice.utils import broadcast
+        >>> broadcast({"x": torch.ones(2)})  # one process: what it has
+        {'x': tensor([1., 1.])}
     """
     state = PartialState()
     tensors = tensors_of(tensor, "broadcast")
@@ -62,6 +68,11 @@ def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list
         CollectiveMismatchError: the lengths or ``from_process`` differ.
         MissingRankError: a rank does not make the call.
         OptionError: there is no such rank.
+
+    Example:
+        >>> from anydevice.utils import broadcast_object_list
+        >>> broadcast_object_list(["name", 1])  # one process: what it has
+        ['name', 1]
     """
     state = PartialState()
     _need_rank(state, from_process)

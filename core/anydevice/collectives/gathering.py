@@ -35,6 +35,8 @@ def gather(tensor: Any) -> Any:
         TypeError: there is something else than tensors.
 
     Example:
+        >>> import torch
+        >>> from anydevice.utils import gather
         >>> gather({"loss": torch.tensor([0.5])})  # alone; two ranks would give shape (2,)
         {'loss': tensor([0.5000])}
     """
@@ -90,6 +92,7 @@ def gather_object(object: Any) -> list[Any]:  # noqa: A002 - the reference's nam
         MissingRankError: a rank does not make the call.
 
     Example:
+        >>> from anydevice.utils import gather_object
         >>> gather_object(["a"])  # alone; two ranks would give ['a', 'b']
         ['a']
     """

@@ -37,6 +37,8 @@ def pad_across_processes(
         MissingRankError: a rank does not make the call.
 
     Example:
+        >>> import torch
+        >>> from anydevice.utils import pad_across_processes
         >>> pad_across_processes(torch.tensor([1, 2]))  # alone nothing is longer
         tensor([1, 2])
     """
@@ -69,6 +71,8 @@ def pad_input_tensors(tensor: Any, batch_size: int, num_processes: int, dim: int
         OptionError: the batch is empty.
 
     Example:
+        >>> import torch
+        >>> from anydevice.utils import pad_input_tensors
         >>> pad_input_tensors(torch.tensor([1, 2, 3]), 3, 2)
         tensor([1, 2, 3, 3])
     """

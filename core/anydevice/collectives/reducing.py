@@ -37,6 +37,12 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
         MissingRankError: a rank does not make the call.
         OptionError: an unknown reduction, or the maximum of complex numbers.
         TypeError: there is something else than tensors.
+
+    Example:
+        >>> import torch
+        >>> from anydevice.utils import reduce
+        >>> reduce(torch.ones(2), "sum")  # one process: what it has
+        tensor([1., 1.])
     """
     if reduction not in _REDUCTIONS:
         raise OptionError(f"reduction={reduction!r}: use one of {', '.join(_REDUCTIONS)}")

@@ -24,6 +24,8 @@ def slice_tensors(
         num_processes: as above.
 
     Example:
+        >>> import torch
+        >>> from anydevice.utils import slice_tensors
         >>> slice_tensors({"ids": torch.arange(4)}, slice(1, 3))
         {'ids': tensor([1, 2])}
     """
@@ -31,10 +33,24 @@ def slice_tensors(
 
 
 def find_batch_size(data: Any) -> int | None:
-    """The length of the first dimension of the first tensor that has one; None without such."""
+    """The length of the first dimension of the first tensor that has one; None without such.
+
+    Example:
+        >>> import torch
+        >>> from anydevice.utils import find_batch_size
+        >>> find_batch_size({"ids": torch.zeros(4, 2)})
+        4
+    """
     return next((int(t.shape[0]) for t in iter_tensors(data) if t.ndim), None)
 
 
 def is_namedtuple(data: Any) -> bool:
-    """Whether something is a namedtuple."""
+    """Whether something is a namedtuple.
+
+    Example:
+        >>> from collections import namedtuple
+        >>> from anydevice.utils import is_namedtuple
+        >>> is_namedtuple(namedtuple("Point", "x y")(1, 2)), is_namedtuple((1, 2))
+        (True, False)
+    """
     return isinstance(data, tuple) and hasattr(data, "_asdict") and hasattr(data, "_fields")

@@ -29,6 +29,12 @@ class DataLoaderConfiguration:
             (``pin_memory=True`` in the loader) where the device can.
         use_stateful_dataloader: loaders are torchdata's `StatefulDataLoader`, and loading a
             checkpoint makes the next iteration go on where it was saved.
+
+    Example:
+        >>> from anydevice import Accelerator, DataLoaderConfiguration
+        >>> configuration = DataLoaderConfiguration(split_batches=True)
+        >>> Accelerator(cpu=True, dataloader_config=configuration).split_batches
+        True
     """
 
     split_batches: bool = False

@@ -38,6 +38,13 @@ class DataLoaderDispatcher(PreparedLoader):
     Each round, every process gets a batch of its own, whose shape and structure may differ from
     the others'. Batches travel through the host. For data that every process can read, a
     `DataLoaderShard` is faster.
+
+    Example:
+        >>> from anydevice import prepare_data_loader
+        >>> from torch.utils.data import DataLoader
+        >>> loader = prepare_data_loader(DataLoader(range(4), batch_size=2), dispatch_batches=True)
+        >>> [batch.tolist() for batch in loader]
+        [[0, 1], [2, 3]]
     """
 
     slice_fn: Callable[..., Any] | None = None

@@ -74,6 +74,7 @@ class IterableDatasetShard(IterableDataset[Any]):
         OptionError: the batch size cannot be split evenly.
 
     Example:
+        >>> from anydevice.data_loader import IterableDatasetShard
         >>> stream = IterableDatasetShard(range(6), batch_size=2, num_processes=2, process_index=1)
         >>> [getattr(item, "sample", item) for item in stream]
         [2, 3, 0, 1]

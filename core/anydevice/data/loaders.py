@@ -146,7 +146,15 @@ class PreparedLoader(DataLoader[Any]):
 
 
 class DataLoaderShard(PreparedLoader):
-    """A prepared loader that reads its own part of the data."""
+    """A prepared loader that reads its own part of the data.
+
+    Example:
+        >>> from anydevice import prepare_data_loader
+        >>> from torch.utils.data import DataLoader
+        >>> loader = prepare_data_loader(DataLoader(range(4), batch_size=2))
+        >>> [batch.tolist() for batch in loader]
+        [[0, 1], [2, 3]]
+    """
 
     def _source(self, skip: int) -> Iterator[tuple[Any, Note]]:
         if isinstance(self.dataset, IterableDataset):

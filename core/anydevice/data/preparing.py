@@ -69,6 +69,8 @@ def prepare_data_loader(
         MissingDependencyError: ``use_stateful_dataloader`` without torchdata.
 
     Example:
+        >>> from torch.utils.data import DataLoader
+        >>> from anydevice import prepare_data_loader
         >>> data = DataLoader(range(5), batch_size=2)
         >>> [b.tolist() for b in prepare_data_loader(data, num_processes=2, process_index=1)]
         [[2, 3], [1, 2]]
@@ -113,6 +115,8 @@ def skip_first_batches(dataloader: DataLoader[Any], num_batches: int = 0) -> Any
         OptionError: a negative number.
 
     Example:
+        >>> from torch.utils.data import DataLoader
+        >>> from anydevice import skip_first_batches
         >>> [b.tolist() for b in skip_first_batches(DataLoader(range(6), batch_size=2), 2)]
         [[4, 5]]
     """

@@ -49,6 +49,7 @@ class SeedableRandomSampler(RandomSampler):
         data_seed: the seed; None takes the generator's first seed, or torch's.
 
     Example:
+        >>> from anydevice.data_loader import SeedableRandomSampler
         >>> sampler = SeedableRandomSampler(range(4), data_seed=7)
         >>> sampler.set_epoch(3)
         >>> list(sampler) == list(sampler)
@@ -87,6 +88,8 @@ class BatchSamplerShard(BatchSampler):
         OptionError: the batch size cannot be split evenly.
 
     Example:
+        >>> from torch.utils.data import BatchSampler
+        >>> from anydevice.data_loader import BatchSamplerShard
         >>> batches = BatchSampler(range(6), batch_size=2, drop_last=False)
         >>> list(BatchSamplerShard(batches, num_processes=2, process_index=1))
         [[2, 3], [0, 1]]
@@ -166,6 +169,13 @@ class SkipBatchSampler(BatchSampler):
     Args:
         batch_sampler: any iterable of lists of indices.
         skip_batches: how many to leave out.
+
+    Example:
+        >>> from torch.utils.data import BatchSampler, SequentialSampler
+        >>> from anydevice.data_loader import SkipBatchSampler
+        >>> batches = BatchSampler(SequentialSampler(range(6)), batch_size=2, drop_last=False)
+        >>> list(SkipBatchSampler(batches, skip_batches=2))
+        [[4, 5]]
     """
 
     def __init__(self, batch_sampler: Any, skip_batches: int = 0) -> None:

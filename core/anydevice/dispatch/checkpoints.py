@@ -111,6 +111,18 @@ def load_checkpoint_and_dispatch(
         CheckpointError: the checkpoint cannot be used; see `load_checkpoint_in_model`.
         OptionError, BudgetError, DeviceMapError, UnknownDeviceError, DoesNotFitError, ModelError:
             see `dispatch_model`.
+
+    Example:
+        >>> import torch
+        >>> from safetensors.torch import save_file
+        >>> from torch import nn
+        >>> from anydevice import init_empty_weights, load_checkpoint_and_dispatch
+        >>> save_file(nn.Linear(4, 2).state_dict(), "model.safetensors")
+        >>> with init_empty_weights():
+        ...     model = nn.Linear(4, 2)
+        >>> model = load_checkpoint_and_dispatch(model, "model.safetensors", device_map="cpu")
+        >>> model(torch.ones(1, 4)).shape
+        torch.Size([1, 2])
     """
     require_module(model)
     request = LoadRequest(

@@ -108,6 +108,15 @@ def dispatch_model(
 
         model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
         dispatch_model(model, {"0": "cpu", "1": "disk"}, offload_dir="offload")
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from anydevice import dispatch_model
+        >>> model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+        >>> model = dispatch_model(model, {"0": "cpu", "1": "cpu"})
+        >>> model(torch.ones(1, 4)).shape
+        torch.Size([1, 2])
     """
     require_module(model)
     hooking = HookOptions(

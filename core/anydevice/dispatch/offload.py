@@ -38,6 +38,14 @@ def cpu_offload(
 
     Raises:
         UnknownDeviceError, ModelError, DoesNotFitError: see `dispatch_model`.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from anydevice import cpu_offload
+        >>> model = cpu_offload(nn.Linear(4, 2), "cpu")
+        >>> model(torch.ones(1, 4)).shape
+        torch.Size([1, 2])
     """
     require_module(model)
     return dispatch_offloaded(
@@ -73,6 +81,15 @@ def disk_offload(
     Raises:
         OffloadStoreError: the folder holds another model's weights, or cannot be written.
         UnknownDeviceError, ModelError, DoesNotFitError: see `dispatch_model`.
+
+    Example:
+        >>> import tempfile
+        >>> import torch
+        >>> from torch import nn
+        >>> from anydevice import disk_offload
+        >>> model = disk_offload(nn.Linear(4, 2), tempfile.mkdtemp(), "cpu")
+        >>> model(torch.ones(1, 4)).shape
+        torch.Size([1, 2])
     """
     require_module(model)
     return dispatch_offloaded(
@@ -105,6 +122,16 @@ def cpu_offload_with_hook(
 
     Raises:
         UnknownDeviceError: the device is not here.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from anydevice import cpu_offload_with_hook
+        >>> encoder, hook = cpu_offload_with_hook(nn.Linear(4, 2), "cpu")
+        >>> decoder, last = cpu_offload_with_hook(nn.Linear(2, 4), "cpu", prev_module_hook=hook)
+        >>> decoder(encoder(torch.ones(1, 4))).shape
+        torch.Size([1, 4])
+        >>> last.offload()
     """
     require_module(model)
     if execution_device is not None:

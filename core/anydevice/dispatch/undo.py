@@ -44,6 +44,13 @@ def undispatch(model: nn.Module, device: DeviceLike = "cpu") -> nn.Module:
         UnknownDeviceError: the device is not here.
         DeviceMapError: the device is the disk, or meta.
         ModelError: a weight is on meta.
+
+    Example:
+        >>> from torch import nn
+        >>> from anydevice import cpu_offload, undispatch
+        >>> model = cpu_offload(nn.Linear(4, 2), "cpu")
+        >>> undispatch(model).weight.device.type
+        'cpu'
     """
     require_module(model)
     place = resolve_device(device)
@@ -87,6 +94,14 @@ def get_state_dict_offloaded_model(model: nn.Module) -> dict[str, torch.Tensor]:
 
     Args:
         model: dispatched or not.
+
+    Example:
+        >>> from torch import nn
+        >>> from anydevice import cpu_offload
+        >>> from anydevice.utils import get_state_dict_offloaded_model
+        >>> model = cpu_offload(nn.Linear(2, 2), "cpu")
+        >>> sorted(get_state_dict_offloaded_model(model))
+        ['bias', 'weight']
     """
     state = model.state_dict()
     return {

@@ -43,6 +43,12 @@ class Setup:
         device_placement: whether models are moved to the device.
         options: plugins and handlers by their class.
         mesh: the processes as a `DeviceMesh`; None where all do the same.
+
+    Example:
+        >>> from anydevice import PartialState
+        >>> from anydevice.engines import Autocast, Setup, find_engine
+        >>> setup = Setup(PartialState(cpu=True), Autocast("cpu"))
+        >>> engine = find_engine("single")(setup)
     """
 
     state: PartialState
@@ -64,6 +70,11 @@ class Engine(abc.ABC):
         name: its name among the entry points ``anydevice.engines``.
         sharded: whether each process holds a part of the weights only: then checkpoints are
             written by all processes, with `torch.distributed.checkpoint`.
+
+    Example:
+        >>> from anydevice.engines import Engine, find_engine
+        >>> issubclass(find_engine("single"), Engine)
+        True
     """
 
     name: ClassVar[str]
@@ -134,7 +145,16 @@ class Engine(abc.ABC):
 def clip_grad_norm(
     parameters: list[torch.Tensor], max_norm: float, norm_type: float
 ) -> torch.Tensor:
-    """`torch.nn.utils.clip_grad_norm_`, also for gradients that are parts of larger ones."""
+    """`torch.nn.utils.clip_grad_norm_`, also for gradients that are parts of larger ones.
+
+    Example:
+        >>> import torch
+        >>> from anydevice.engines import clip_grad_norm
+        >>> weight = torch.zeros(2, requires_grad=True)
+        >>> weight.grad = torch.tensor([3.0, 4.0])
+        >>> clip_grad_norm([weight], 1.0, 2.0)
+        tensor(5.)
+    """
     grads = [p.grad for p in parameters if p.grad is not None]
     if all(type(grad) is torch.Tensor for grad in grads):
         whole: torch.Tensor = torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)

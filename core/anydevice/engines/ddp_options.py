@@ -33,6 +33,7 @@ class DistributedDataParallelKwargs(KwargsHandler):
         comm_state_option: arguments of torch's `PowerSGDState`.
 
     Example:
+        >>> from anydevice import DistributedDataParallelKwargs
         >>> handler = DistributedDataParallelKwargs(find_unused_parameters=True)
         >>> handler.to_kwargs()
         {'find_unused_parameters': True}

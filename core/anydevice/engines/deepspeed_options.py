@@ -39,6 +39,11 @@ class DeepSpeedPlugin:
 
     Raises:
         OptionError: an argument that is not there, or a value that DeepSpeed does not know.
+
+    Example:
+        >>> from anydevice import DeepSpeedPlugin
+        >>> DeepSpeedPlugin(zero_stage=2).zero_stage
+        2
     """
 
     hf_ds_config: Any = None

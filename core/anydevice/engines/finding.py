@@ -18,6 +18,7 @@ def list_engines() -> list[str]:
     """Names of all engines that are installed.
 
     Example:
+        >>> from anydevice.engines import list_engines
         >>> {"single", "ddp", "fsdp2", "tp"} <= set(list_engines())
         True
     """
@@ -29,6 +30,11 @@ def find_engine(name: str) -> type[Engine]:
 
     Raises:
         OptionError: there is none, several packages offer it, or it is no engine.
+
+    Example:
+        >>> from anydevice.engines import find_engine
+        >>> find_engine("ddp").__name__
+        'DDPEngine'
     """
     found = list(entry_points(group=ENGINE_GROUP, name=name))
     if not found:

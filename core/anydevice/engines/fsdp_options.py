@@ -68,6 +68,7 @@ class FullyShardedDataParallelPlugin:
         OptionError: an argument that `fully_shard` cannot do, with what to do instead.
 
     Example:
+        >>> from anydevice import FullyShardedDataParallelPlugin
         >>> FullyShardedDataParallelPlugin(cpu_offload=True).reshard_after_forward
         True
     """

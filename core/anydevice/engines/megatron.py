@@ -24,6 +24,7 @@ class MegatronLMPlugin:
     what to use instead.
 
     Example:
+        >>> from anydevice import MegatronLMPlugin
         >>> MegatronLMPlugin(tp_degree=2).tp_degree
         2
     """

@@ -35,6 +35,11 @@ class TorchTensorParallelConfig:
 
     Raises:
         OptionError: ``enable_async_tp``.
+
+    Example:
+        >>> from anydevice.utils import TorchTensorParallelConfig
+        >>> TorchTensorParallelConfig().enable_async_tp
+        False
     """
 
     enable_async_tp: bool = False
@@ -55,6 +60,11 @@ class TorchTensorParallelPlugin:
 
     Raises:
         OptionError: a mesh was given.
+
+    Example:
+        >>> from anydevice.utils import TorchTensorParallelPlugin
+        >>> TorchTensorParallelPlugin(tp_size=2).tp_size
+        2
     """
 
     tp_size: int = 1
@@ -82,6 +92,7 @@ class ParallelismConfig:
         OptionError: a size below one, or a kind of parallelism that is not there.
 
     Example:
+        >>> from anydevice import ParallelismConfig
         >>> ParallelismConfig(dp_shard_size=2, tp_size=2).total_size
         4
     """

@@ -24,6 +24,12 @@ class Autocast:
         dtype: the low precision; None computes in the weights' own.
         enabled: False turns it off.
         cache_enabled: keep weights that were converted, within one region; None is torch's choice.
+
+    Example:
+        >>> import torch
+        >>> from anydevice.engines import Autocast
+        >>> Autocast("cpu", torch.bfloat16).dtype
+        torch.bfloat16
     """
 
     device_type: str
@@ -53,6 +59,9 @@ class MixedPrecision(nn.Module):
     reached through this one, and its state has the plain model's keys.
 
     Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from anydevice.engines import Autocast, MixedPrecision
         >>> model = MixedPrecision(nn.Linear(2, 2), Autocast("cpu", torch.bfloat16))
         >>> model(torch.ones(1, 2)).dtype, model.in_features, sorted(model.state_dict())
         (torch.float32, 2, ['bias', 'weight'])

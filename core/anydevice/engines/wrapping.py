@@ -24,6 +24,13 @@ def units_of(model: nn.Module, plugin: Any = None) -> list[nn.Module]:
 
     Raises:
         OptionError: a class is named that the model has not.
+
+    Example:
+        >>> from torch import nn
+        >>> from anydevice.engines import units_of
+        >>> model = nn.Sequential(*(nn.TransformerEncoderLayer(4, 1, 8) for _ in range(2)))
+        >>> len(units_of(model))
+        2
     """
     if plugin is None:
         return _blocks(model)

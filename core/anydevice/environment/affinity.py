@@ -30,6 +30,10 @@ def override_numa_affinity(local_process_index: int, verbose: bool | None = None
     Raises:
         OptionError: the index is negative.
         UnknownDeviceError: there is no device for that process.
+
+    Example:
+        >>> from anydevice.utils import override_numa_affinity
+        >>> override_numa_affinity(0)
     """
     if local_process_index < 0:
         raise OptionError(f"local_process_index={local_process_index}: give 0 or more")
@@ -62,6 +66,10 @@ def set_numa_affinity(local_process_index: int, verbose: bool | None = None) -> 
     Raises:
         OptionError: the index is negative.
         UnknownDeviceError: there is no device for that process.
+
+    Example:
+        >>> from anydevice.utils import set_numa_affinity
+        >>> set_numa_affinity(0)
     """
     override_numa_affinity(local_process_index, verbose)
 

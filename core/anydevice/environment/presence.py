@@ -71,12 +71,23 @@ def is_bf16_available(*ignored: bool, **also_ignored: bool) -> bool:
     Args:
         *ignored: the reference's ``ignore_tpu``: a backend answers for its device.
         **also_ignored: as above.
+
+    Example:
+        >>> from anydevice.utils import is_bf16_available
+        >>> isinstance(is_bf16_available(), bool)
+        True
     """
     return _first_supports(torch.bfloat16)
 
 
 def is_fp16_available() -> bool:
-    """Whether the first accelerator, or the host without one, computes in float16."""
+    """Whether the first accelerator, or the host without one, computes in float16.
+
+    Example:
+        >>> from anydevice.utils import is_fp16_available
+        >>> isinstance(is_fp16_available(), bool)
+        True
+    """
     return _first_supports(torch.float16)
 
 

@@ -39,6 +39,7 @@ def str_to_bool(value: str | bool, to_bool: bool = False) -> int | bool:
         OptionError: it is neither.
 
     Example:
+        >>> from anydevice.utils import str_to_bool
         >>> str_to_bool("Yes"), str_to_bool("off", to_bool=True)
         (1, False)
     """
@@ -55,6 +56,14 @@ def parse_flag_from_env(key: str, default: bool = False) -> bool:
 
     Raises:
         OptionError: it is set to something else; the message names it.
+
+    Example:
+        >>> import os
+        >>> from anydevice.utils import parse_flag_from_env
+        >>> os.environ["VERBOSE"] = "yes"
+        >>> parse_flag_from_env("VERBOSE")
+        True
+        >>> del os.environ["VERBOSE"]
     """
     text = os.environ.get(key, "")
     if not text.strip():
@@ -66,7 +75,16 @@ def parse_flag_from_env(key: str, default: bool = False) -> bool:
 
 
 def parse_choice_from_env(key: str, default: str = "no") -> str:
-    """Read a variable as text; ``default`` where it is not set."""
+    """Read a variable as text; ``default`` where it is not set.
+
+    Example:
+        >>> import os
+        >>> from anydevice.utils import parse_choice_from_env
+        >>> os.environ["PRECISION"] = "bf16"
+        >>> parse_choice_from_env("PRECISION")
+        'bf16'
+        >>> del os.environ["PRECISION"]
+    """
     return os.environ.get(key, str(default))
 
 
@@ -75,6 +93,14 @@ def get_int_from_env(env_keys: Iterable[str], default: int) -> int:
 
     Raises:
         OptionError: one is set to something else; the message names it.
+
+    Example:
+        >>> import os
+        >>> from anydevice.utils import get_int_from_env
+        >>> os.environ["WORKERS"] = "3"
+        >>> get_int_from_env(["MY_WORKERS", "WORKERS"], 1)
+        3
+        >>> del os.environ["WORKERS"]
     """
     for key in env_keys:
         text = os.environ.get(key, "").strip()
@@ -96,6 +122,7 @@ def convert_dict_to_env_variables(current_env: Mapping[str, Any]) -> list[str]:
         OptionError: a name or value that would not stay one line of a file of variables.
 
     Example:
+        >>> from anydevice.utils import convert_dict_to_env_variables
         >>> convert_dict_to_env_variables({"ACCELERATE_DEBUG_MODE": 1})
         ['ACCELERATE_DEBUG_MODE=1\n']
     """
@@ -118,6 +145,8 @@ def patch_environment(**kwargs: Any) -> Iterator[None]:
         **kwargs: names, which are put in upper case, and values, which are made text.
 
     Example:
+        >>> import os
+        >>> from anydevice.utils import patch_environment
         >>> with patch_environment(foo=1):
         ...     os.environ["FOO"]
         '1'
@@ -134,7 +163,17 @@ def patch_environment(**kwargs: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def clear_environment() -> Iterator[None]:
-    """Take all environment variables away for a context; afterwards they are as before."""
+    """Take all environment variables away for a context; afterwards they are as before.
+
+    Example:
+        >>> import os
+        >>> from anydevice.utils import clear_environment
+        >>> with clear_environment():
+        ...     print(len(os.environ))
+        0
+        >>> "PATH" in os.environ
+        True
+    """
     before = dict(os.environ)
     os.environ.clear()
     try:
@@ -150,6 +189,16 @@ def purge_accelerate_environment(func_or_cls: T) -> T:
     After each call the variables whose names begin with ``ACCELERATE_`` or ``ANYDEVICE_`` are as
     before it. Of a class the methods whose names begin with ``test`` are decorated, in subclasses,
     too.
+
+    Example:
+        >>> import os
+        >>> from anydevice.utils import purge_accelerate_environment
+        >>> @purge_accelerate_environment
+        ... def measure():
+        ...     os.environ["ACCELERATE_MIXED_PRECISION"] = "bf16"
+        >>> measure()
+        >>> "ACCELERATE_MIXED_PRECISION" in os.environ
+        False
     """
     if not inspect.isclass(func_or_cls):
         return _purging(func_or_cls)  # type: ignore[arg-type, return-value]

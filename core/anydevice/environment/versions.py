@@ -42,6 +42,8 @@ def compare_versions(
         importlib.metadata.PackageNotFoundError: the package is not installed.
 
     Example:
+        >>> from packaging.version import Version
+        >>> from anydevice.utils import compare_versions
         >>> compare_versions(Version("2.10"), ">", "2.9")
         True
     """
@@ -68,6 +70,7 @@ def is_torch_version(operation: str, version: str) -> bool:
         OptionError: the operation or the version cannot be read.
 
     Example:
+        >>> from anydevice.utils import is_torch_version
         >>> is_torch_version(">=", "2.6")
         True
     """
@@ -77,7 +80,12 @@ def is_torch_version(operation: str, version: str) -> bool:
 
 
 def check_os_kernel() -> None:
-    """Warn where Linux's kernel is so old that processes may hang (before 5.5)."""
+    """Warn where Linux's kernel is so old that processes may hang (before 5.5).
+
+    Example:
+        >>> from anydevice.utils import check_os_kernel
+        >>> check_os_kernel()
+    """
     if platform.system() != "Linux":
         return
     text = platform.release().split("-")[0].split("+")[0]

@@ -66,6 +66,8 @@ class AlignDevicesHook(AlignedCalls):
             False stops an outer module's alignment, None changes nothing.
 
     Example:
+        >>> import torch
+        >>> from anydevice.hooks import AlignDevicesHook
         >>> from torch import nn
         >>> from anydevice.hooks import add_hook_to_module
         >>> layer = add_hook_to_module(nn.Linear(2, 2), AlignDevicesHook("cpu", offload=True))

@@ -47,6 +47,15 @@ def attach_execution_device_hook(
         skip_keys: keys of mappings that are not moved.
         preload_module_classes: classes whose modules are taken as a whole: their parts get no hook.
         tied_params_map: accepted for compatibility; ties hold without it.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from anydevice.hooks import attach_execution_device_hook
+        >>> model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+        >>> attach_execution_device_hook(model, "cpu")
+        >>> model(torch.ones(1, 2)).shape
+        torch.Size([1, 2])
     """
 
     def attach() -> None:
@@ -96,6 +105,15 @@ def attach_align_device_hook(
 
     Raises:
         ModelError: a weight is on meta and has no value.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from anydevice.hooks import attach_align_device_hook
+        >>> model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+        >>> attach_align_device_hook(model, "cpu", offload=True)
+        >>> model(torch.ones(1, 2)).shape
+        torch.Size([1, 2])
     """
     attach_align_device_hook_on_blocks(
         module,
@@ -137,6 +155,15 @@ def attach_align_device_hook_on_blocks(
     Raises:
         DeviceMapError: weights of the module belong to none of the blocks named.
         ModelError: a weight is on meta and has no value.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from anydevice.hooks import attach_align_device_hook_on_blocks
+        >>> model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+        >>> attach_align_device_hook_on_blocks(model, {"0": "cpu", "1": "cpu"})
+        >>> model(torch.ones(1, 2)).shape
+        torch.Size([1, 2])
     """
     if execution_device is None:
         execution_device = own_device(module)

@@ -25,6 +25,8 @@ class ModelHook:
         no_grad: run the forward under `torch.no_grad`.
 
     Example:
+        >>> import torch
+        >>> from anydevice.hooks import ModelHook, add_hook_to_module
         >>> from torch import nn
         >>> class Print(ModelHook):
         ...     def post_forward(self, module, output):
@@ -114,6 +116,14 @@ class SequentialHook(ModelHook):
 
     Args:
         *hooks: the hooks.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from anydevice.hooks import ModelHook, SequentialHook, add_hook_to_module
+        >>> layer = add_hook_to_module(nn.Linear(2, 2), SequentialHook(ModelHook(), ModelHook()))
+        >>> layer(torch.ones(1, 2)).shape
+        torch.Size([1, 2])
     """
 
     def __init__(self, *hooks: ModelHook) -> None:

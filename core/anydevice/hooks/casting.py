@@ -45,6 +45,15 @@ class LayerwiseCastingHook(ModelHook):
         storage_dtype: the dtype in which weights are stored, such as ``torch.float8_e4m3fn``.
         compute_dtype: the dtype that they have during the forward, such as ``torch.bfloat16``.
         non_blocking: accepted for compatibility: casts are queued on the device in any case.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from anydevice.hooks import LayerwiseCastingHook, add_hook_to_module
+        >>> hook = LayerwiseCastingHook(torch.float16, torch.float32, non_blocking=False)
+        >>> layer = add_hook_to_module(nn.Linear(2, 2), hook)
+        >>> layer.weight.dtype, layer(torch.ones(1, 2)).dtype
+        (torch.float16, torch.float32)
     """
 
     def __init__(
@@ -121,6 +130,15 @@ def attach_layerwise_casting_hooks(
             hook is put on ``module`` itself.
         skip_modules_classes: modules of these classes are left as they are.
         non_blocking: see `LayerwiseCastingHook`.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from anydevice.hooks import attach_layerwise_casting_hooks
+        >>> model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+        >>> attach_layerwise_casting_hooks(model, torch.float16, torch.float32)
+        >>> model[0].weight.dtype, model(torch.ones(1, 2)).dtype
+        (torch.float16, torch.float32)
     """
     if skip_modules_pattern is None and skip_modules_classes is None:
         add_hook_to_module(

@@ -45,6 +45,14 @@ class CpuOffload(ModelHook):
         execution_device: where the model runs; by default the first accelerator, else the host.
         prev_module_hook: the handle of the model that has its turn before; its `offload` is called
             just before this model's forward.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from anydevice.hooks import CpuOffload, add_hook_to_module
+        >>> layer = add_hook_to_module(nn.Linear(2, 2), CpuOffload("cpu"))
+        >>> layer(torch.ones(1, 2)).shape
+        torch.Size([1, 2])
     """
 
     def __init__(
@@ -182,6 +190,13 @@ class UserCpuOffloadHook:
     Args:
         model: the model.
         hook: its `CpuOffload`.
+
+    Example:
+        >>> from torch import nn
+        >>> from anydevice import cpu_offload_with_hook
+        >>> model, hook = cpu_offload_with_hook(nn.Linear(2, 2), "cpu")
+        >>> hook.offload()
+        >>> hook.remove()
     """
 
     def __init__(self, model: nn.Module, hook: CpuOffload) -> None:

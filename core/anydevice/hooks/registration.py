@@ -30,6 +30,17 @@ def add_hook_to_module(module: nn.Module, hook: ModelHook, append: bool = False)
 
     Returns:
         The same module.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from anydevice.hooks import ModelHook, add_hook_to_module
+        >>> class Double(ModelHook):
+        ...     def post_forward(self, module, output):
+        ...         return 2 * output
+        >>> layer = add_hook_to_module(nn.Identity(), Double())
+        >>> layer(torch.ones(2))
+        tensor([2., 2.])
     """
     return uninterrupted(lambda: _add_hook(module, hook, append))
 
@@ -61,6 +72,14 @@ def remove_hook_from_module(module: nn.Module, recurse: bool = False) -> nn.Modu
 
     Returns:
         The same module.
+
+    Example:
+        >>> from torch import nn
+        >>> from anydevice.hooks import ModelHook, add_hook_to_module, remove_hook_from_module
+        >>> layer = add_hook_to_module(nn.Linear(2, 2), ModelHook())
+        >>> layer = remove_hook_from_module(layer)
+        >>> "forward" in vars(layer)
+        False
     """
 
     def remove() -> nn.Module:
@@ -94,6 +113,15 @@ def remove_hook_from_submodules(module: nn.Module) -> None:
 
     Args:
         module: the module; changed in place.
+
+    Example:
+        >>> from torch import nn
+        >>> from anydevice import cpu_offload
+        >>> from anydevice.hooks import remove_hook_from_submodules
+        >>> model = cpu_offload(nn.Sequential(nn.Linear(2, 2)), "cpu")
+        >>> remove_hook_from_submodules(model)
+        >>> "forward" in vars(model[0])
+        False
     """
     remove_hook_from_module(module, recurse=True)
 

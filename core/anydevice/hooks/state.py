@@ -29,6 +29,14 @@ def has_offloaded_params(module: nn.Module) -> bool:
 
     Args:
         module: the module.
+
+    Example:
+        >>> from torch import nn
+        >>> from anydevice import cpu_offload
+        >>> from anydevice.hooks import has_offloaded_params
+        >>> layer = cpu_offload(nn.Linear(2, 2), "cpu")
+        >>> has_offloaded_params(nn.Linear(2, 2)), has_offloaded_params(layer)
+        (False, True)
     """
     hook = align_hook_of(module)
     return hook is not None and hook.offload
@@ -46,6 +54,14 @@ def align_module_device(
         module: the module; offloaded or not.
         execution_device: the device; by default that of the module's hook. Without a hook nothing
             is moved.
+
+    Example:
+        >>> from torch import nn
+        >>> from anydevice.hooks import align_module_device
+        >>> layer = nn.Linear(2, 2)
+        >>> with align_module_device(layer, "cpu"):
+        ...     print(layer.weight.device)
+        cpu
     """
     hook = align_hook_of(module)
     device = execution_device

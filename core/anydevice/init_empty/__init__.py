@@ -58,6 +58,14 @@ def init_empty_weights(include_buffers: bool | None = None) -> Iterator[None]:
         with init_empty_weights():
             model = nn.Sequential(*[nn.Linear(10000, 10000) for _ in range(1000)])
         assert model[0].weight.is_meta
+
+    Example:
+        >>> from torch import nn
+        >>> from anydevice import init_empty_weights
+        >>> with init_empty_weights():
+        ...     model = nn.Linear(100_000, 100_000)
+        >>> model.weight.is_meta
+        True
     """
     with init_on_device(META, include_buffers):
         yield
@@ -78,6 +86,14 @@ def init_on_device(device: DeviceLike, include_buffers: bool | None = None) -> I
 
         with init_on_device("cpu"):
             model = nn.Linear(4, 4)
+
+    Example:
+        >>> from torch import nn
+        >>> from anydevice import init_on_device
+        >>> with init_on_device("cpu"):
+        ...     model = nn.Linear(4, 4)
+        >>> model.weight.device.type
+        'cpu'
     """
     place = resolve_device(device)
     _listen()

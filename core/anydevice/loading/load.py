@@ -117,6 +117,15 @@ def load_checkpoint_in_model(
             another rank could not load (``broadcast_from_rank0``): all models are as they were.
         MissingRankError: with ``broadcast_from_rank0``, a rank does not call this function within
             the timeout of the process group, or has ended.
+
+    Example:
+        >>> from safetensors.torch import save_file
+        >>> from torch import nn
+        >>> from anydevice import load_checkpoint_in_model
+        >>> save_file(nn.Linear(4, 2).state_dict(), "model.safetensors")
+        >>> report = load_checkpoint_in_model(nn.Linear(4, 2), "model.safetensors")
+        >>> report.missing
+        []
     """
     require_module(model)
     request = LoadRequest(

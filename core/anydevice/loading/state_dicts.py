@@ -38,6 +38,14 @@ def load_state_dict(
         CheckpointNotFoundError, CorruptCheckpointError, UnsafeCheckpointError: as for
             `open_checkpoint`.
         UnknownDeviceError: a device is not here.
+
+    Example:
+        >>> import torch
+        >>> from safetensors.torch import save_file
+        >>> from anydevice.utils import load_state_dict
+        >>> save_file({"x": torch.ones(2)}, "model.safetensors")
+        >>> load_state_dict("model.safetensors")
+        {'x': tensor([1., 1.])}
     """
     checkpoint = open_checkpoint(checkpoint_file)
     places = None if device_map is None else DeviceMap(device_map)

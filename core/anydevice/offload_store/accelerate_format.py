@@ -48,6 +48,13 @@ def offload_state_dict(
     Raises:
         OffloadStoreError: the folder holds other weights, or a tensor cannot be stored.
         DiskFullError: the disk is full.
+
+    Example:
+        >>> import torch
+        >>> from anydevice.utils import OffloadedWeightsLoader, offload_state_dict
+        >>> offload_state_dict("offload", {"x": torch.ones(2)})
+        >>> OffloadedWeightsLoader(save_folder="offload")["x"]
+        tensor([1., 1.])
     """
     write_store(save_dir, state_dict, point=False)
 
@@ -68,6 +75,13 @@ def load_offloaded_weights(
     Raises:
         ModelError: the model has no such name.
         OffloadStoreError: a weight is not there, or has another shape.
+
+    Example:
+        >>> from torch import nn
+        >>> from anydevice.utils import load_offloaded_weights, offload_weight
+        >>> model = nn.Linear(2, 2, bias=False)
+        >>> index = offload_weight(model.weight.detach() + 1, "weight", ".", index={})
+        >>> load_offloaded_weights(model, index, ".")
     """
     if not index:
         return
@@ -99,6 +113,14 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
 
     Raises:
         OffloadStoreError: the folder has no index, and none is given.
+
+    Example:
+        >>> import torch
+        >>> from anydevice.utils import OffloadedWeightsLoader, offload_state_dict
+        >>> offload_state_dict("offload", {"a": torch.ones(2)})
+        >>> weights = OffloadedWeightsLoader({"b": torch.zeros(1)}, save_folder="offload")
+        >>> sorted(weights), weights["a"]
+        (['a', 'b'], tensor([1., 1.]))
     """
 
     def __init__(

@@ -46,6 +46,12 @@ def offload_weight(
     Raises:
         OffloadStoreError: the dtype has no plain bytes, or the name leaves the folder.
         OSError: the file cannot be written.
+
+    Example:
+        >>> import torch
+        >>> from anydevice.utils import offload_weight
+        >>> offload_weight(torch.ones(2), "weight", ".", index={})
+        {'weight': {'dtype': 'float32', 'shape': [2]}}
     """
     index = {} if index is None else index
     path = Path(offload_folder, f"{weight_name}.dat")
@@ -72,6 +78,13 @@ def load_offloaded_weight(
 
     Raises:
         OffloadStoreError: the entry cannot be read, or the file has another size.
+
+    Example:
+        >>> import torch
+        >>> from anydevice.utils import load_offloaded_weight, offload_weight
+        >>> index = offload_weight(torch.ones(2), "weight", ".", index={})
+        >>> load_offloaded_weight("weight.dat", index["weight"])
+        tensor([1., 1.])
     """
     try:
         dtype, shape = as_dtype(weight_info["dtype"]), list(weight_info["shape"])
@@ -99,6 +112,12 @@ def save_offload_index(index: Mapping[str, Any], offload_folder: str | os.PathLi
 
     Raises:
         OffloadStoreError: the index that is there cannot be read.
+
+    Example:
+        >>> import torch
+        >>> from anydevice.utils import offload_weight, save_offload_index
+        >>> index = offload_weight(torch.ones(2), "weight", ".", index={})
+        >>> save_offload_index(index, ".")
     """
     if not index:
         return
@@ -124,6 +143,7 @@ def extract_submodules_state_dict(
         submodule_names: such as ``["encoder", "head"]``; a tensor's own name counts, too.
 
     Example:
+        >>> from anydevice.utils import extract_submodules_state_dict
         >>> sorted(extract_submodules_state_dict({"a.w": 1, "ab.w": 2, "a": 3}, ["a"]))
         ['a', 'a.w']
     """

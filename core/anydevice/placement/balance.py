@@ -49,6 +49,12 @@ def get_balanced_memory(
 
         model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(4)])
         assert get_balanced_memory(model, {"cpu": 1000}) == {"cpu": 1000}
+
+    Example:
+        >>> from torch import nn
+        >>> from anydevice.utils import get_balanced_memory
+        >>> get_balanced_memory(nn.Linear(2, 2), max_memory={"cpu": 1024})
+        {'cpu': 1024}
     """
     budgets = get_max_memory(max_memory)
     keys = [k for k, size in budgets.items() if size and parse_device(k).is_accelerator]

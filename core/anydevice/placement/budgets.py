@@ -54,6 +54,11 @@ def get_max_memory(max_memory: Mapping[Any, int | str] | None = None) -> dict[in
     Raises:
         BudgetError: a size cannot be read, or a device does not say how much memory it has.
         UnknownDeviceError: a device cannot be read, or is named twice.
+
+    Example:
+        >>> from anydevice.utils import get_max_memory
+        >>> get_max_memory({"cpu": "1KiB"})
+        {'cpu': 1024}
     """
     if max_memory is not None:
         return {b.key: b.size for b in _given(max_memory) if b.size is not None}

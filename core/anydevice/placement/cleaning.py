@@ -20,6 +20,7 @@ def clean_device_map(device_map: dict[str, Any], module_name: str = "") -> dict[
         The same mapping.
 
     Example:
+        >>> from anydevice.utils import clean_device_map
         >>> clean_device_map({"a.0": 0, "a.1": 0, "b": 1})
         {'b': 1, 'a': 0}
     """

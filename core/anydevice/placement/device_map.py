@@ -94,6 +94,11 @@ def check_device_map(model: nn.Module, device_map: Mapping[str, DeviceLike]) -> 
     Raises:
         DeviceMapError: parameters or buffers have no device; the message lists the first of them.
         UnknownDeviceError: a device cannot be read.
+
+    Example:
+        >>> from torch import nn
+        >>> from anydevice.utils import check_device_map
+        >>> check_device_map(nn.Sequential(nn.Linear(2, 2)), {"0": "cpu"})
     """
     lookup = DeviceMap(device_map)
     require_cover(model, lookup, {name: lookup.key_of(name) for name, _ in iter_slots(model)})

@@ -46,6 +46,14 @@ class Placement(dict[str, Any]):
         placement = infer_auto_device_map(model, max_memory={"cpu": 10**6})
         changed = placement.replace({"1": "disk"})
         assert changed.bytes_on("disk") == 80
+
+    Example:
+        >>> from torch import nn
+        >>> from anydevice import infer_auto_device_map
+        >>> model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        >>> placement = infer_auto_device_map(model, max_memory={"cpu": "1MiB"})
+        >>> dict(placement), placement.bytes_on("cpu")
+        ({'': 'cpu'}, 160)
     """
 
     __slots__ = ("_devices", "_facts")

@@ -85,6 +85,13 @@ def infer_auto_device_map(
         UnknownDeviceError: a device cannot be read, or is named twice.
         DoesNotFitError: the disk is forbidden or capped, and the rest is too small.
         ModelError: a weight has a dtype that its device cannot hold, or no shape yet.
+
+    Example:
+        >>> from torch import nn
+        >>> from anydevice import infer_auto_device_map
+        >>> model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        >>> dict(infer_auto_device_map(model, max_memory={"cpu": 100, "disk": "1MiB"}))
+        {'0': 'cpu', '1': 'disk'}
     """
     options = PlacementOptions(
         max_memory,

@@ -22,6 +22,8 @@ def convert_to_fp32(tensor: Any) -> Any:
         tensor: a tensor, or nested data of them; all else is left as it is.
 
     Example:
+        >>> import torch
+        >>> from anydevice.utils import convert_to_fp32
         >>> convert_to_fp32({"a": torch.ones(1, dtype=torch.float16), "n": 3})
         {'a': tensor([1.]), 'n': 3}
     """
@@ -29,7 +31,15 @@ def convert_to_fp32(tensor: Any) -> Any:
 
 
 class ConvertOutputsToFp32:
-    """A function whose results are converted by `convert_to_fp32`. It can be pickled."""
+    """A function whose results are converted by `convert_to_fp32`. It can be pickled.
+
+    Example:
+        >>> import torch
+        >>> from anydevice.utils import ConvertOutputsToFp32
+        >>> forward = ConvertOutputsToFp32(lambda x: {"logits": x.half()})
+        >>> forward(torch.ones(2))["logits"].dtype
+        torch.float32
+    """
 
     def __init__(self, model_forward: Callable[..., Any]) -> None:
         self.model_forward = model_forward
@@ -44,6 +54,8 @@ def convert_outputs_to_fp32(model_forward: Callable[..., Any]) -> ConvertOutputs
     """Wrap a function, such as a model's forward, so that its results are float32.
 
     Example:
+        >>> import torch
+        >>> from anydevice.utils import convert_outputs_to_fp32
         >>> convert_outputs_to_fp32(torch.nn.Linear(2, 2, dtype=torch.bfloat16))(
         ...     torch.ones(1, 2, dtype=torch.bfloat16)
         ... ).dtype

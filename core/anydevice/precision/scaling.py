@@ -19,6 +19,11 @@ def get_grad_scaler(distributed_type: Any = None, **kwargs: Any) -> Any:
 
     Raises:
         OptionError: the device has none.
+
+    Example:
+        >>> from anydevice.utils import get_grad_scaler
+        >>> get_grad_scaler(enabled=False).is_enabled()
+        False
     """
     backend = PartialState().device_backend
     if not backend.capabilities.grad_scaling:

@@ -109,6 +109,21 @@ def from_pretrained(
         ModelError: the class is not transformers', or a quantizer cannot load here.
         OptionError, BudgetError, DeviceMapError, UnknownDeviceError: see
             `anydevice.load_checkpoint_and_dispatch`.
+
+    Example:
+        >>> import tempfile
+        >>> import torch
+        >>> from transformers import BertConfig, BertModel
+        >>> import anydevice
+        >>> config = BertConfig(
+        ...     vocab_size=8, hidden_size=8, num_hidden_layers=1, num_attention_heads=1,
+        ...     intermediate_size=8, max_position_embeddings=8,
+        ... )
+        >>> folder = tempfile.mkdtemp()
+        >>> BertModel(config).save_pretrained(folder)
+        >>> model = anydevice.from_pretrained(BertModel, folder, device_map="cpu")
+        >>> model(torch.tensor([[1, 2]])).last_hidden_state.shape
+        torch.Size([1, 2, 8])
     """
     dtype = one_dtype(dtype, torch_dtype)
     dispatching, others = split_options(options)

@@ -86,6 +86,7 @@ class DistributedType(_Words):
     another word, as in ``MULTI_GPU``. A device type that torch knows is a member by itself, too.
 
     Example:
+        >>> from anydevice import DistributedType
         >>> from anydevice import PartialState
         >>> PartialState().distributed_type == DistributedType.NO
         True
@@ -113,7 +114,13 @@ class DistributedType(_Words):
 
 
 class RNGType(_Words):
-    """A random generator: torch's on the host, one of your own, or those of a device type."""
+    """A random generator: torch's on the host, one of your own, or those of a device type.
+
+    Example:
+        >>> from anydevice.utils import RNGType
+        >>> RNGType("torch") is RNGType.TORCH
+        True
+    """
 
     TORCH = "torch"
     GENERATOR = "generator"
@@ -129,6 +136,11 @@ class DynamoBackend(_Words):
 
     Packages register more under names of their own, so any upper-case name is a member;
     ``torch.compile`` says which are not there.
+
+    Example:
+        >>> from anydevice.utils import DynamoBackend
+        >>> DynamoBackend("INDUCTOR") is DynamoBackend.INDUCTOR
+        True
     """
 
     NO = "NO"
@@ -152,7 +164,13 @@ class DynamoBackend(_Words):
 
 
 class PrecisionType(_Words):
-    """What a model computes in: float32, or a smaller dtype where autocast allows."""
+    """What a model computes in: float32, or a smaller dtype where autocast allows.
+
+    Example:
+        >>> from anydevice.utils import PrecisionType
+        >>> PrecisionType("bf16") is PrecisionType.BF16
+        True
+    """
 
     NO = "no"
     FP8 = "fp8"
@@ -161,14 +179,26 @@ class PrecisionType(_Words):
 
 
 class ComputeEnvironment(_Words):
-    """Where processes run: on machines of your own, or at Amazon."""
+    """Where processes run: on machines of your own, or at Amazon.
+
+    Example:
+        >>> from anydevice.utils import ComputeEnvironment
+        >>> ComputeEnvironment.LOCAL_MACHINE.value
+        'LOCAL_MACHINE'
+    """
 
     LOCAL_MACHINE = "LOCAL_MACHINE"
     AMAZON_SAGEMAKER = "AMAZON_SAGEMAKER"
 
 
 class SageMakerDistributedType(_Words):
-    """How processes work together at Amazon."""
+    """How processes work together at Amazon.
+
+    Example:
+        >>> from anydevice.utils import SageMakerDistributedType
+        >>> SageMakerDistributedType.NO.value
+        'NO'
+    """
 
     NO = "NO"
     DATA_PARALLEL = "DATA_PARALLEL"
@@ -176,7 +206,13 @@ class SageMakerDistributedType(_Words):
 
 
 class LoggerType(_Words):
-    """A tracker of experiments; ``ALL``: every one that is installed."""
+    """A tracker of experiments; ``ALL``: every one that is installed.
+
+    Example:
+        >>> from anydevice.utils import LoggerType
+        >>> LoggerType("tensorboard") is LoggerType.TENSORBOARD
+        True
+    """
 
     ALL = "all"
     AIM = "aim"
@@ -191,7 +227,13 @@ class LoggerType(_Words):
 
 
 class DDPCommunicationHookType(_Words):
-    """How gradients are compressed between processes."""
+    """How gradients are compressed between processes.
+
+    Example:
+        >>> from anydevice import DDPCommunicationHookType
+        >>> DDPCommunicationHookType("fp16") is DDPCommunicationHookType.FP16
+        True
+    """
 
     NO = "no"
     FP16 = "fp16"

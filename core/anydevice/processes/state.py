@@ -285,5 +285,10 @@ def _this_process(kind: type[PartialState]) -> PartialState:
 
 
 def wait_for_everyone() -> None:
-    """Wait until all processes are here; see `PartialState.wait_for_everyone`."""
+    """Wait until all processes are here; see `PartialState.wait_for_everyone`.
+
+    Example:
+        >>> from anydevice.utils import wait_for_everyone
+        >>> wait_for_everyone()  # one process: returns at once
+    """
     PartialState().wait_for_everyone()

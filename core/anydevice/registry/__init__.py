@@ -109,6 +109,11 @@ def list_backends() -> list[BackendRecord]:
 
     Returns:
         Records, the available first, by priority and device type.
+
+    Example:
+        >>> import anydevice
+        >>> "cpu" in [record.device_type for record in anydevice.list_backends()]
+        True
     """
     return [record for record, _ in _counted()]
 
@@ -137,6 +142,11 @@ def get_backend(device: str | torch.device) -> DeviceBackend:
         UnknownDeviceError: no plugin claims the type, and torch does not report it.
         DuplicateBackendError: two packages claim it.
         BackendError: its plugin is broken.
+
+    Example:
+        >>> import anydevice
+        >>> anydevice.get_backend("cpu").device_count()
+        1
     """
     kind = device.type if isinstance(device, torch.device) else device.partition(":")[0]
     record = _find(kind)
@@ -176,7 +186,13 @@ def measure_memory(device: str | torch.device) -> MemoryInfo:
 
 
 def available_devices() -> list[torch.device]:
-    """All devices that can be used now: accelerators by priority, fastest first, then the host."""
+    """All devices that can be used now: accelerators by priority, fastest first, then the host.
+
+    Example:
+        >>> import anydevice
+        >>> str(anydevice.available_devices()[-1])
+        'cpu'
+    """
     return [
         torch.device(record.device_type, index)
         if record.device_type != HOST

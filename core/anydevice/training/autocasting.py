@@ -24,6 +24,12 @@ def get_mixed_precision_context_manager(
     Args:
         native_amp: False: a context that does nothing.
         autocast_kwargs: more arguments of `torch.autocast`.
+
+    Example:
+        >>> from anydevice.utils import get_mixed_precision_context_manager
+        >>> with get_mixed_precision_context_manager():  # not native: changes nothing
+        ...     print(1)
+        1
     """
     if not native_amp:
         return contextlib.nullcontext()

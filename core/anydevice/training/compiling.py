@@ -38,6 +38,11 @@ class TorchDynamoPlugin(KwargsHandler):
 
     Raises:
         OptionError: an unknown mode, or a mode together with options.
+
+    Example:
+        >>> from anydevice import TorchDynamoPlugin
+        >>> TorchDynamoPlugin(backend="eager", fullgraph=True).fullgraph
+        True
     """
 
     backend: Any = None

@@ -30,6 +30,7 @@ class GradientAccumulationPlugin:
         OptionError: ``num_steps`` is no positive number.
 
     Example:
+        >>> from anydevice import GradientAccumulationPlugin
         >>> GradientAccumulationPlugin(num_steps=2).num_steps
         2
     """
@@ -58,6 +59,11 @@ class GradientState:
     Attributes:
         sync_gradients: whether this step ends with the optimizer's. True outside `accumulate`.
         plugin_kwargs: the choices of the `GradientAccumulationPlugin`.
+
+    Example:
+        >>> from anydevice.state import GradientState
+        >>> GradientState().sync_gradients
+        True
     """
 
     _shared_state: ClassVar[dict[str, Any]] = {}

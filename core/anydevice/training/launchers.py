@@ -59,6 +59,13 @@ def notebook_launcher(
     Raises:
         OptionError: fewer than one process, or an `Accelerator` was made here already, so that
             this process holds the device.
+
+    Example:
+        >>> from anydevice import notebook_launcher
+        >>> def work():
+        ...     print("training")
+        >>> notebook_launcher(work, num_processes=1)
+        training
     """
     count = num_processes if num_processes is not None else _accelerators()
     if count < 1 or num_nodes < 1 or not 0 <= node_rank < num_nodes:
@@ -108,6 +115,10 @@ def debug_launcher(
     Raises:
         OptionError: fewer than one process.
         ProcessRaisedException: the function raised in one of them; its traceback is shown.
+
+    Example:
+        >>> from anydevice import debug_launcher
+        >>> debug_launcher(print, ("training",), num_processes=2)  # each process prints
     """
     if num_processes < 1:
         raise OptionError(f"num_processes={num_processes}: give a number from 1")

@@ -30,6 +30,8 @@ class LocalSGD:
         OptionError: weights are sharded, so that no process has a model of its own.
 
     Example:
+        >>> from torch import nn
+        >>> from anydevice import LocalSGD
         >>> from anydevice import Accelerator
         >>> accelerator = Accelerator(cpu=True)
         >>> model = accelerator.prepare(nn.Linear(1, 1))

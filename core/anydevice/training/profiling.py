@@ -29,6 +29,11 @@ class ProfileKwargs(KwargsHandler):
 
     Raises:
         OptionError: an activity that torch does not know; both ways of handing out the trace.
+
+    Example:
+        >>> from anydevice import ProfileKwargs
+        >>> ProfileKwargs(activities=["cpu"], record_shapes=True).record_shapes
+        True
     """
 
     activities: list[str] | None = None

@@ -31,6 +31,7 @@ class ProjectConfiguration:
         OptionError: ``total_limit`` is no positive number.
 
     Example:
+        >>> from anydevice import ProjectConfiguration
         >>> ProjectConfiguration("run").logging_dir
         'run'
     """

@@ -33,6 +33,12 @@ class AcceleratorState:
 
     Raises:
         OptionError: an unknown precision, one that the device has not, or another than before.
+
+    Example:
+        >>> from anydevice import Accelerator, AcceleratorState
+        >>> accelerator = Accelerator(cpu=True)
+        >>> AcceleratorState().mixed_precision
+        'no'
     """
 
     _shared_state: ClassVar[dict[str, Any]] = {}
@@ -126,6 +132,8 @@ def is_initialized() -> bool:
     """Whether an `Accelerator`, or its state, has been made in this process.
 
     Example:
+        >>> from anydevice import AcceleratorState
+        >>> from anydevice.state import is_initialized
         >>> AcceleratorState._reset_state()
         >>> is_initialized()
         False

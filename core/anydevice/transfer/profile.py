@@ -273,6 +273,16 @@ def profile_transfers() -> Iterator[TransferProfile]:
 
     Yields:
         The profile; print it, or see `TransferProfile`.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from anydevice import cpu_offload, profile_transfers
+        >>> model = cpu_offload(nn.Linear(4, 2), "cpu")
+        >>> with profile_transfers() as profile:
+        ...     output = model(torch.ones(1, 4))
+        >>> profile.bytes  # the device is the host itself: nothing is copied
+        0
     """
     global _active
     before, profile = _active, TransferProfile()

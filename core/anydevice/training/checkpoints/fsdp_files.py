@@ -36,6 +36,15 @@ def save_fsdp_model(
 
     Raises:
         OptionError: ``adapter_only``: save a peft model with its own ``save_pretrained``.
+
+    Example:
+        >>> from torch import nn
+        >>> from anydevice import Accelerator, FullyShardedDataParallelPlugin
+        >>> from anydevice.utils import save_fsdp_model
+        >>> plugin = FullyShardedDataParallelPlugin(state_dict_type="FULL_STATE_DICT")
+        >>> accelerator = Accelerator(cpu=True)
+        >>> model = accelerator.prepare(nn.Linear(2, 2))
+        >>> save_fsdp_model(plugin, accelerator, model, "checkpoint")
     """
     _refuse(adapter_only)
     folder = _folder(output_dir)
@@ -57,7 +66,18 @@ def load_fsdp_model(
     adapter_only: bool = False,
     use_dcp: bool = True,
 ) -> None:
-    """Read what `save_fsdp_model` wrote; all processes call this."""
+    """Read what `save_fsdp_model` wrote; all processes call this.
+
+    Example:
+        >>> from torch import nn
+        >>> from anydevice import Accelerator, FullyShardedDataParallelPlugin
+        >>> from anydevice.utils import load_fsdp_model, save_fsdp_model
+        >>> plugin = FullyShardedDataParallelPlugin(state_dict_type="FULL_STATE_DICT")
+        >>> accelerator = Accelerator(cpu=True)
+        >>> model = accelerator.prepare(nn.Linear(2, 2))
+        >>> save_fsdp_model(plugin, accelerator, model, "checkpoint")
+        >>> load_fsdp_model(plugin, accelerator, model, "checkpoint")
+    """
     _refuse(adapter_only)
     plan_model(accelerator.engine, model, Path(input_dir), model_index)()
 
@@ -71,7 +91,20 @@ def save_fsdp_optimizer(
     optimizer_index: int = 0,
     use_dcp: bool = True,
 ) -> None:
-    """Write a sharded optimizer's state, as `save_fsdp_model` does a model's."""
+    """Write a sharded optimizer's state, as `save_fsdp_model` does a model's.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from anydevice import Accelerator, FullyShardedDataParallelPlugin
+        >>> from anydevice.utils import save_fsdp_optimizer
+        >>> plugin = FullyShardedDataParallelPlugin(state_dict_type="FULL_STATE_DICT")
+        >>> accelerator = Accelerator(cpu=True)
+        >>> model = nn.Linear(2, 2)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> model, optimizer = accelerator.prepare(model, optimizer)
+        >>> save_fsdp_optimizer(plugin, accelerator, optimizer, model, "checkpoint")
+    """
     folder = _folder(output_dir)
     whole = fsdp_plugin.state_dict_type == "FULL_STATE_DICT"
     state = accelerator.engine.state_dict(model, optimizer, full=whole)
@@ -94,7 +127,21 @@ def load_fsdp_optimizer(
     adapter_only: bool = False,
     use_dcp: bool = True,
 ) -> None:
-    """Read what `save_fsdp_optimizer` wrote; all processes call this."""
+    """Read what `save_fsdp_optimizer` wrote; all processes call this.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from anydevice import Accelerator, FullyShardedDataParallelPlugin
+        >>> from anydevice.utils import load_fsdp_optimizer, save_fsdp_optimizer
+        >>> plugin = FullyShardedDataParallelPlugin(state_dict_type="FULL_STATE_DICT")
+        >>> accelerator = Accelerator(cpu=True)
+        >>> model = nn.Linear(2, 2)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> model, optimizer = accelerator.prepare(model, optimizer)
+        >>> save_fsdp_optimizer(plugin, accelerator, optimizer, model, "checkpoint")
+        >>> load_fsdp_optimizer(plugin, accelerator, optimizer, model, "checkpoint")
+    """
     _refuse(adapter_only)
     plan_optimizer(accelerator.engine, model, optimizer, Path(input_dir), optimizer_index)()
 

@@ -32,6 +32,7 @@ class GeneralTracker:
         main_process_only: whether only the main process has one.
 
     Example:
+        >>> from anydevice.tracking import GeneralTracker
         >>> class Printing(GeneralTracker):
         ...     name = "printing"
         ...     requires_logging_directory = False

@@ -19,6 +19,13 @@ class JSONLinesTracker(GeneralTracker):
         run_name: the folder's name.
         logging_dir: where it stands.
         append: go on with the file that is there.
+
+    Example:
+        >>> import tempfile
+        >>> from anydevice.tracking import JSONLinesTracker
+        >>> tracker = JSONLinesTracker("run", tempfile.mkdtemp())
+        >>> tracker.log({"loss": 0.5}, step=1)
+        >>> tracker.finish()
     """
 
     name = "jsonl"

@@ -24,6 +24,14 @@ class TensorBoardTracker(GeneralTracker):
 
     Raises:
         MissingDependencyError: TensorBoard is not installed.
+
+    Example:
+        >>> import tempfile
+        >>> from anydevice.tracking import TensorBoardTracker
+        >>> tracker = TensorBoardTracker("run", tempfile.mkdtemp())
+        >>> tracker.start()
+        >>> tracker.log({"loss": 0.5}, step=1)
+        >>> tracker.finish()
     """
 
     name = "tensorboard"

@@ -20,6 +20,11 @@ class WandBTracker(GeneralTracker):
 
     Raises:
         MissingDependencyError: wandb is not installed.
+
+    Example:
+        >>> from anydevice.tracking import WandBTracker
+        >>> WandBTracker.name, WandBTracker.requires_logging_directory
+        ('wandb', False)
     """
 
     name = "wandb"
