@@ -6,90 +6,35 @@ is counted once, under the first of its names.
 
 from __future__ import annotations
 
-import enum
-import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import torch
 from torch import nn
 
+from anydevice.dtypes import PACKED_BITS, DtypeLike, dtype_bits
 from anydevice.errors import ModelError
 from anydevice.tensors import PLAIN_TYPES
 from anydevice.ties import Ties
 from anydevice.weights import iter_slots
 
 __all__ = [
-    "DtypeLike",
     "allocated_bytes",
     "calculate_maximum_sizes",
     "compute_module_sizes",
     "compute_module_total_buffer_size",
     "dtype_after_load",
-    "dtype_bits",
-    "dtype_byte_size",
     "get_max_layer_size",
     "get_module_size_with_ties",
     "tensor_bytes",
 ]
 
-#: A torch dtype, its name, or the name of a type that torch lacks, such as ``"int4"`` or ``"fp8"``.
-DtypeLike: TypeAlias = "str | torch.dtype | enum.Enum"
-
-#: Types whose elements share a byte in torch's own storage; ``itemsize`` does not say so.
-_PACKED_BITS: Final = {torch.quint4x2: 4, torch.quint2x4: 2}
 #: Bytes that the caching allocators of accelerators hand out at least, and a multiple of.
 _ALLOCATION: Final = 512
-#: Names of types by their width, such as ``int4``, ``uint2``, ``fp8``, ``nf4``, ``float4_e2m1fn``.
-_NAMED_WIDTH: Final = re.compile(r"(?:u?int|fp|nf|float|bfloat)(\d+)(?:_\w+)?")
 
 
 # ---------------------------------------------------------------------- one tensor
-
-
-def dtype_bits(dtype: DtypeLike) -> int:
-    """Bits that one element takes.
-
-    Args:
-        dtype: see `DtypeLike`. ``torch.int4`` and its like are asked for as a wish and have the
-            width that they name, though torch itself still gives each a whole byte.
-
-    Raises:
-        ModelError: the name tells no width.
-    """
-    if isinstance(dtype, torch.dtype):
-        if dtype in _PACKED_BITS:
-            return _PACKED_BITS[dtype]
-        named = re.fullmatch(r"u?int([1-7])", str(dtype).removeprefix("torch."))
-        return int(named[1]) if named else dtype.itemsize * 8
-    name = str(dtype.value if isinstance(dtype, enum.Enum) else dtype).removeprefix("torch.")
-    known = getattr(torch, name, None)
-    if isinstance(known, torch.dtype):
-        return dtype_bits(known)
-    width = _NAMED_WIDTH.fullmatch(name.lower())
-    if width is None:
-        raise ModelError(f"{dtype!r} is not a dtype: use a torch.dtype, or a name such as 'int4'")
-    return int(width[1])
-
-
-def dtype_byte_size(dtype: DtypeLike) -> float:
-    """Bytes that one element takes; less than one where several share a byte.
-
-    Args:
-        dtype: see `DtypeLike`.
-
-    Raises:
-        ModelError: the name tells no width.
-
-    Example:
-        >>> import torch
-        >>> from anydevice.utils import dtype_byte_size
-        >>> dtype_byte_size(torch.bfloat16), dtype_byte_size("int4")
-        (2, 0.5)
-    """
-    bits = dtype_bits(dtype)
-    return bits // 8 if bits % 8 == 0 else bits / 8
 
 
 def tensor_bytes(tensor: torch.Tensor, dtype: DtypeLike | None = None) -> int:
@@ -107,13 +52,13 @@ def tensor_bytes(tensor: torch.Tensor, dtype: DtypeLike | None = None) -> int:
         if (
             type(tensor) in PLAIN_TYPES
             and tensor.layout is torch.strided
-            and own not in _PACKED_BITS
+            and own not in PACKED_BITS
         ):
             return tensor.nbytes
         if hasattr(tensor, "__tensor_flatten__"):
             parts = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
             return sum(tensor_bytes(part) for part in parts if isinstance(part, torch.Tensor))
-        if own not in _PACKED_BITS:
+        if own not in PACKED_BITS:
             return _elements(tensor) * own.itemsize
         dtype = own
     return (_elements(tensor) * dtype_bits(dtype) + 7) // 8

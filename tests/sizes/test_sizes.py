@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
+from anydevice.dtypes import dtype_bits
 from anydevice.errors import ModelError
 from anydevice.sizes import (
     calculate_maximum_sizes,
     compute_module_sizes,
-    dtype_bits,
     get_max_layer_size,
     tensor_bytes,
 )

@@ -9,8 +9,6 @@ training loop drew in between.
 from __future__ import annotations
 
 import copy
-import random
-import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -26,6 +24,7 @@ from torch.utils.data import (
 )
 
 from anydevice.data.rounds import Division, Note
+from anydevice.data.seeding import epoch_generator, seeded
 
 __all__ = [
     "BatchSamplerShard",
@@ -64,7 +63,7 @@ class SeedableRandomSampler(RandomSampler):
         self.epoch = 0
 
     def __iter__(self) -> Iterator[int]:
-        self.generator = _generator(self.initial_seed, self.epoch)
+        self.generator = epoch_generator(self.initial_seed, self.epoch)
         return super().__iter__()
 
     def set_epoch(self, epoch: int) -> None:
@@ -132,7 +131,7 @@ class BatchSamplerShard(BatchSampler):
         self.notes = deque()
         batches: Iterable[Any] = self.batch_sampler
         if self._draws_globally:
-            batches = _seeded(self.batch_sampler, self.seed + self.epoch)
+            batches = seeded(self.batch_sampler, self.seed + self.epoch)
         return self.division.stream(batches, self.process_index, self.notes, self.skip)
 
     def __len__(self) -> int:
@@ -208,7 +207,7 @@ class _OwnGenerator(Sampler[int]):
         self.epoch = 0
 
     def __iter__(self) -> Iterator[int]:
-        self.base.generator = _generator(self.initial_seed, self.epoch)
+        self.base.generator = epoch_generator(self.initial_seed, self.epoch)
         return iter(self.base)
 
     def __len__(self) -> int:
@@ -256,54 +255,3 @@ def _own_randomness(batch_sampler: Any) -> bool:
         inner = getattr(batch_sampler, "batch_sampler", None)
         return _own_randomness(inner if inner is not None else batch_sampler.sampler)
     return type(batch_sampler) in (*kinds, range, list, tuple)
-
-
-def _generator(seed: int, epoch: int) -> torch.Generator:
-    return torch.Generator().manual_seed((seed + epoch) % (1 << 63))
-
-
-def _seeded(batches: Iterable[Any], seed: int) -> Iterator[Any]:
-    """Iterate with the global generators seeded, and everyone else's states as they were."""
-    generator = getattr(getattr(batches, "sampler", batches), "generator", None)
-    if isinstance(generator, torch.Generator):
-        generator.manual_seed(seed % (1 << 63))
-    outside = _states()
-    _seed_all(seed)
-    try:
-        iterator = iter(batches)
-        inside = _states()
-    finally:
-        _restore(outside)
-    while True:
-        outside = _states()
-        _restore(inside)
-        try:
-            batch = next(iterator)
-            inside = _states()
-        except StopIteration:
-            return
-        finally:
-            _restore(outside)
-        yield batch
-
-
-def _states() -> tuple[Any, Any, Any]:
-    numpy = sys.modules.get("numpy")
-    drawn = numpy.random.get_state() if numpy is not None else None
-    return torch.get_rng_state(), random.getstate(), drawn
-
-
-def _restore(states: tuple[Any, Any, Any]) -> None:
-    torch.set_rng_state(states[0])
-    random.setstate(states[1])
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and states[2] is not None:
-        numpy.random.set_state(states[2])
-
-
-def _seed_all(seed: int) -> None:
-    torch.default_generator.manual_seed(seed % (1 << 63))
-    random.seed(seed)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed(seed % (1 << 32))

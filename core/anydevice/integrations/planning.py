@@ -9,6 +9,7 @@ from typing import Any, Final
 import torch
 
 from anydevice.devices import DISK, resolve_device
+from anydevice.dtypes import DtypeLike
 from anydevice.errors import DeviceMapError, ModelError
 from anydevice.placement import (
     STRATEGIES,
@@ -19,7 +20,6 @@ from anydevice.placement import (
     place_model,
 )
 from anydevice.pretrained.quantized import method_of
-from anydevice.sizes import DtypeLike
 
 __all__ = ["Planned", "plan", "planned_for", "read_device_map"]
 

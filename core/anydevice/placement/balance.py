@@ -8,11 +8,11 @@ from typing import Any
 from torch import nn
 
 from anydevice.devices import parse_device
+from anydevice.dtypes import DtypeLike
 from anydevice.placement.blocks import Inventory, take_inventory
 from anydevice.placement.budgets import get_max_memory
 from anydevice.placement.fill import covers, prefix_sums
 from anydevice.placement.tied_groups import tie_blocks
-from anydevice.sizes import DtypeLike
 
 __all__ = ["balance", "get_balanced_memory"]
 

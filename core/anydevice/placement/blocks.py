@@ -12,8 +12,9 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from torch import nn
 
+from anydevice.dtypes import DtypeLike
 from anydevice.placement.splitting import Splitter
-from anydevice.sizes import DtypeLike, dtype_after_load, tensor_bytes
+from anydevice.sizes import dtype_after_load, tensor_bytes
 from anydevice.ties import Ties
 
 __all__ = ["Block", "Inventory", "take_inventory"]

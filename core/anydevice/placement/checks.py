@@ -8,12 +8,12 @@ import torch
 
 from anydevice import registry
 from anydevice.devices import DISK, Device
+from anydevice.dtypes import DtypeLike, dtype_bits
 from anydevice.errors import DoesNotFitError, ModelError
 from anydevice.placement.blocks import Inventory
 from anydevice.placement.budgets import Budget
 from anydevice.placement.placement import Placement
 from anydevice.placement.planner import Plan
-from anydevice.sizes import DtypeLike, dtype_bits
 from anydevice.text import format_bytes
 
 __all__ = ["check_disk", "check_dtypes"]

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from anydevice.dtypes import DtypeLike
 from anydevice.placement.budgets import Headroom, check_budgets
-from anydevice.sizes import DtypeLike
 
 __all__ = ["PlacementOptions"]
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 from torch import nn
 
 from anydevice.devices import CPU, DISK, DeviceLike, parse_device
+from anydevice.dtypes import DtypeLike
 from anydevice.errors import UnknownDeviceError
 from anydevice.placement.account import account, recount
 from anydevice.placement.balance import balance
@@ -23,7 +24,6 @@ from anydevice.placement.placed import Placed, Share
 from anydevice.placement.placement import Placement
 from anydevice.placement.planner import Plan, plan_blocks
 from anydevice.placement.tied_groups import onload_bytes
-from anydevice.sizes import DtypeLike
 from anydevice.ties import Weight, list_weights
 from anydevice.weights import require_module
 

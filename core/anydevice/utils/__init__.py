@@ -41,6 +41,7 @@ from anydevice.dispatch import (
     get_state_dict_offloaded_model,
     undispatch,
 )
+from anydevice.dtypes import dtype_byte_size
 from anydevice.engines import (
     DeepSpeedPlugin,
     DistributedDataParallelKwargs,
@@ -156,7 +157,6 @@ from anydevice.sizes import (
     calculate_maximum_sizes,
     compute_module_sizes,
     compute_module_total_buffer_size,
-    dtype_byte_size,
     get_max_layer_size,
     get_module_size_with_ties,
 )
