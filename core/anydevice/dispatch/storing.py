@@ -21,7 +21,7 @@ from anydevice.sizes import allocated_bytes, tensor_bytes
 from anydevice.text import format_bytes, list_some
 from anydevice.ties import Weight
 
-__all__ = ["check_memory", "prepare_storing", "store_weights"]
+__all__ = ["check_memory", "explain_lack", "prepare_storing", "store_weights"]
 
 
 def store_weights(
