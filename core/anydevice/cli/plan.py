@@ -20,6 +20,7 @@ from anydevice.cli.network import cache_only_when_unreachable
 from anydevice.cli.text import size_text, table
 from anydevice.errors import ModelError
 from anydevice.placement import Placement, PlacementOptions, resolve_device_map
+from anydevice.placement.pictures import picture_path
 
 __all__ = ["prepare", "register"]
 
@@ -54,6 +55,9 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.add_argument("--explain", action="store_true", help="say why each block went there")
+    parser.add_argument(
+        "--picture", metavar="FILE", help="draw it: a name that ends in .svg, .png, .html or .txt"
+    )
     parser.set_defaults(run=_run)
 
 
@@ -73,18 +77,24 @@ class _Running:
 
 
 def _run(args: argparse.Namespace) -> int:
+    if args.picture:
+        picture_path(args.picture)  # a name of no kind is said before the model is read
     machine = read_machine(args)
     with cache_only_when_unreachable(args.model):
         model, config = read_empty_model(args)
     dtype = args.dtype if args.dtype in ("int4", "int8") else held_dtype(args.dtype, config)
     running = _running(args, model, config, dtype)
     placement, cache = _plan(model, machine, dtype, running, args.disk)
+    if args.picture:
+        placement.save_picture(args.picture)
     if args.json:
         print(json.dumps(_as_json(args.model, placement, machine, running, cache), indent=2))
         return 0
     print(_table(placement, machine, running, cache))
     if args.explain:
         print(f"\n{placement.explain()}")
+    if args.picture:
+        print(f"\n{placement.to_text()}\n\npicture: {args.picture}")
     return 0
 
 

@@ -11,15 +11,15 @@ from anydevice.devices import Device, DeviceLike, parse_device
 from anydevice.errors import DeviceMapError, FrozenPlacementError
 from anydevice.placement.counting import bytes_by_device, needed_reserve
 from anydevice.placement.device_map import DeviceMap, grouped
-from anydevice.placement.drawing import draw
 from anydevice.placement.explain import explain, table
+from anydevice.placement.pictures import Pictures
 from anydevice.placement.placed import Facts, Placed, Share
 from anydevice.text import list_some
 
 __all__ = ["Placement"]
 
 
-class Placement(dict[str, Any]):
+class Placement(Pictures, dict[str, Any]):
     """A device map (a dict of name to device) that also knows why it is as it is.
 
     Its values are ints and strings, as the user spelled the devices; so it is JSON-able, and can be
@@ -184,14 +184,6 @@ class Placement(dict[str, Any]):
     def table(self) -> str:
         """Return the devices, what they hold and what is left as a table of text."""
         return table(self._facts)
-
-    def to_svg(self) -> str:
-        """Draw the devices as bars with the blocks in order: one self-contained SVG."""
-        return draw(self._facts)
-
-    def _repr_svg_(self) -> str:
-        """Notebooks show the picture."""
-        return self.to_svg()
 
     # ------------------------------------------------------------------ changing
 

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 import torch
 
 from anydevice.text import lay_out_table
+from anydevice.transfer.chrome_trace import write_trace
 from anydevice.transfer.group_transfers import GroupTransfers, sum_up, table_row
 from anydevice.transfer.queue import DeviceQueue
 
@@ -152,24 +153,22 @@ class TransferProfile:
 
     __str__ = table
 
-    def to_chrome_trace(self, path: str | os.PathLike[str]) -> None:
-        """Write a trace for chrome://tracing or ui.perfetto.dev."""
-        events = [
-            {
-                "name": span.group,
-                "cat": span.row,
-                "ph": "X",
-                "ts": span.begin * 1e6,
-                "dur": span.seconds * 1e6,
-                "pid": span.device,
-                "tid": span.row,
-                "args": {"bytes": span.nbytes, "copies": span.copies, "ahead": span.ahead},
-            }
-            for span in self._spans
-            if span.begin is not None and span.end is not None
-        ]
-        with open(path, "w", encoding="utf-8") as file:
-            json.dump({"traceEvents": events, "displayTimeUnit": "ms"}, file)
+    def to_chrome_trace(self, path: str | os.PathLike[str]) -> Path:
+        """Write a trace in Chrome's format, for ui.perfetto.dev or chrome://tracing.
+
+        Each device is a process of the trace, with a row for its copies and one for the time in
+        which its blocks compute.
+
+        Args:
+            path: a file; by custom it ends in ``.json``.
+
+        Returns:
+            The file.
+
+        Raises:
+            OptionError: it cannot be written.
+        """
+        return write_trace(self._spans, path)
 
     # ------------------------------------------------------------------ for spans
 
