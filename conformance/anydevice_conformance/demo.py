@@ -61,7 +61,7 @@ def _run(args: argparse.Namespace) -> int:
 
     # What a checkpoint has beside the model, and a second bar, are no part of what is shown.
     logging.getLogger("anydevice").setLevel(logging.ERROR)
-    disable_progress_bar()
+    disable_progress_bar()  # type: ignore[no-untyped-call]
     start = time.perf_counter()
     model = from_pretrained(AutoModel, folder, max_memory=budgets, progress=shows_progress())
     loading = time.perf_counter() - start
