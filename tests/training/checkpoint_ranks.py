@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import copy
+import functools
 import os
 import random
+import resource
 import signal
 import sys
 import threading
@@ -286,21 +287,35 @@ def the_end_waits(rank, size, folder):
     return before, sorted(p.name for p in (Path(folder) / "checkpoints").iterdir())
 
 
-def kills(rank, size, folder, most):
-    """What is found after a kill at each of the first file operations of a second save.
+#: How a checkpoint is saved: into the same folder, whole or in parts; or named, and one is kept.
+WAYS = ("whole", "parts", "named")
+#: Bytes in one file after which a process ends that is killed while it writes.
+SIZES = (0, 1, 40, 150, 300, 500, 900, 1300)
 
-    Processes are forked from this one, which has imported everything and started nothing.
+
+def kills(rank, size, folder, most):
+    """What is found after a kill at each moment of a second save, by the way of saving.
+
+    Moments are the file operations, each in turn, and the bytes of one file. Processes are forked
+    from this one, which has imported everything and started nothing.
     """
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR"):
         os.environ.pop(name, None)
-    found = []
-    for moment in range(1, most + 1):
-        where = f"{folder}/at-{moment}"
-        died = _forked(lambda where=where, moment=moment: _die_while_saving(where, moment))
-        _forked(lambda where=where: Path(f"{where}.txt").write_text(repr(_weight_in(where))))
-        found.append((died == signal.SIGKILL, *ast.literal_eval(Path(f"{where}.txt").read_text())))
-        if not found[-1][0]:
-            break
+    os.fsync = lambda file: None  # a kill loses nothing that is written; only a power cut does
+    died = {}
+    for way in WAYS:
+        for moment in range(1, most):
+            work = functools.partial(_die_while_saving, f"{folder}/{way}-{moment}", way, moment)
+            died[way, moment] = _forked(work) == signal.SIGKILL
+            if not died[way, moment]:
+                break
+        for bytes_ in SIZES:
+            work = functools.partial(_die_while_writing, f"{folder}/{way}+{bytes_}", way, bytes_)
+            died[way, -bytes_] = _forked(work) == signal.SIGXFSZ
+    found = {}
+    for (way, moment), by_signal in died.items():
+        sign = "-" if moment > 0 else "+"
+        found[way, moment] = (by_signal, *_found_in(f"{folder}/{way}{sign}{abs(moment)}", way))
     return found
 
 
@@ -319,12 +334,9 @@ def _forked(work):
     return os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
 
 
-def _die_while_saving(folder, moment):
+def _die_while_saving(folder, way, moment):
     """Save twice; the second time be killed at the ``moment``-th file operation."""
-    a, model, _ = _small()
-    model.weight.data.fill_(1.0)
-    a.save_state(folder)
-    model.weight.data.fill_(2.0)
+    save_again = _saved_once(folder, way)
     count = 0
     events = ("open", "os.rename", "os.mkdir", "os.rmdir", "os.remove", "shutil.rmtree")
 
@@ -336,20 +348,48 @@ def _die_while_saving(folder, moment):
                 os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(audit)
-    a.save_state(folder)
+    save_again()
 
 
-def _small():
+def _die_while_writing(folder, way, most):
+    """Save twice; the second time be killed when a file has this many bytes."""
+    save_again = _saved_once(folder, way)
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python makes an OSError of it
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    save_again()
+
+
+def _saved_once(folder, way):
+    """Save weights of 1; return what saves weights of 2."""
+    _, model, save = _small(folder, way)
+    model.weight.data.fill_(1.0)
+    save()
+    model.weight.data.fill_(2.0)
+    return save
+
+
+def _small(folder, way):
+    """An accelerator, its model, and what saves in one of the ways."""
     fresh()
-    a = Accelerator(cpu=True)
+    project = ProjectConfiguration(folder, automatic_checkpoint_naming=True, total_limit=1)
+    a = Accelerator(cpu=True, project_config=project if way == "named" else None)
     model = a.prepare(nn.Linear(2, 2))
-    return a, model, a.prepare(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    a.prepare(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+
+    def save():
+        a.save_state(None if way == "named" else folder, asynchronous=way == "parts")
+        a.wait_for_save()
+
+    return a, model, save
 
 
-def _weight_in(folder):
-    """What a new process finds in the folder; and that it can go on there."""
-    a, model, _ = _small()
-    a.load_state(folder)
+def _found_in(folder, way):
+    """The weight that is loaded from the folder; and its files, after going on there."""
+    a, model, save = _small(folder, way)
+    a.load_state(None if way == "named" else folder)
     assert model.weight.unique().numel() == 1
-    a.save_state(folder)
-    return model.weight[0, 0].item(), sorted(p.name for p in Path(folder).iterdir())
+    weight = model.weight[0, 0].item()
+    save()
+    place = Path(folder) / "checkpoints" if way == "named" else Path(folder)
+    return weight, sorted(path.name for path in place.iterdir())

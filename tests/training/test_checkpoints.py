@@ -61,15 +61,20 @@ def test_the_end_waits_for_a_save_in_the_background(tmp_path):
 
 
 def test_a_kill_while_saving_leaves_a_whole_checkpoint(tmp_path):
-    """At each file operation of the second save."""
-    (found,) = run_ranks(checkpoint_ranks.kills, 1, "cpu", str(tmp_path), 60, timeout=200)
-    assert len(found) > 12
-    assert {died for died, _, _ in found[:-1]} == {True}
-    weights = [weight for _, weight, _ in found]
-    assert set(weights) == {1.0, 2.0}
-    assert weights == sorted(weights)  # from some moment on it is the new one
-    for _, _, names in found:
-        assert not [name for name in names if name.startswith(".")], names
+    """At each file operation of a second save, and within its files; 50 moments at least."""
+    (found,) = run_ranks(checkpoint_ranks.kills, 1, "cpu", str(tmp_path), 60, timeout=250)
+    assert sum(died for died, _, _ in found.values()) >= 50
+    for way in checkpoint_ranks.WAYS:
+        moments = sorted(moment for kind, moment in found if kind == way and moment > 0)
+        assert [found[way, moment][0] for moment in moments] == [True] * len(moments[1:]) + [False]
+        weights = [found[way, moment][1] for moment in moments]
+        assert set(weights) == {1.0, 2.0}
+        assert weights == sorted(weights)  # from some moment on it is the new one
+    for (way, moment), (died, weight, names) in found.items():
+        assert died or weight == 2.0, (way, moment)
+        assert moment > 0 or weight == 1.0 or not died, (way, moment)
+        assert not [name for name in names if name.startswith(".")], (way, moment, names)
+        assert way != "named" or len(names) == 1, (moment, names)
 
 
 def test_a_folder_of_the_peer_loads(tmp_path):
