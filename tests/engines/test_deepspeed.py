@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 import types
 
@@ -10,7 +12,12 @@ import torch
 from torch import nn
 
 from anydevice.engines import DeepSpeedPlugin, MegatronLMPlugin
-from anydevice.errors import MissingDependencyError, ModelError, OptionError
+from anydevice.errors import (
+    CheckpointNotFoundError,
+    MissingDependencyError,
+    ModelError,
+    OptionError,
+)
 from anydevice.training import Accelerator, AcceleratorState, GradientState
 
 
@@ -30,6 +37,20 @@ class Running(nn.Module):
         super().__init__()
         self.module, self.optimizer, self.config = module, optimizer, config
         self.calls = []
+        if config.get("bf16", {}).get("enabled"):
+            module.to(torch.bfloat16)
+
+    def save_checkpoint(self, folder, tag):
+        os.makedirs(f"{folder}/{tag}")
+        torch.save([self.module.state_dict(), self.optimizer.state_dict()], f"{folder}/{tag}/all")
+
+    def load_checkpoint(self, folder, tag):
+        if not os.path.exists(f"{folder}/{tag}"):
+            return None, None
+        weights, state = torch.load(f"{folder}/{tag}/all")
+        self.module.load_state_dict(weights)
+        self.optimizer.load_state_dict(state)
+        return folder, {}
 
     def forward(self, *args):
         return self.module(*args)
@@ -91,9 +112,41 @@ def test_a_loop_goes_through_deepspeed(deepspeed, tmp_path):
     assert set(accelerator.get_state_dict(model)) == {"weight", "bias"}
     with pytest.raises(ModelError, match="one model"):
         accelerator.prepare(nn.Linear(1, 1))
-    with pytest.raises(OptionError, match="save_checkpoint"):
-        accelerator.save_state(tmp_path / "c")
-    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(OptionError, match=r"save_state\(folder\)"):
+        accelerator.engine.state_dict(model, optimizer)
+    saved = plain.weight.detach().clone()
+    accelerator.save_state(tmp_path / "c")
+    names = {path.name for path in (tmp_path / "c").iterdir()}
+    assert {"deepspeed", "model.safetensors", "random_states_0.pkl"} <= names
+    with torch.no_grad():
+        plain.weight.zero_()
+    accelerator.load_state(tmp_path / "c")
+    assert torch.equal(plain.weight, saved)
+    with pytest.raises(OptionError, match="asynchronous"):
+        accelerator.save_state(tmp_path / "c", asynchronous=True)
+    shutil.rmtree(tmp_path / "c" / "deepspeed")
+    with pytest.raises(CheckpointNotFoundError, match=r"another engine.*before prepare"):
+        accelerator.load_state(tmp_path / "c")
+
+
+def test_what_the_configuration_calls_auto_is_filled():
+    config = {"optimizer": {"params": {"lr": "auto"}}, "gradient_clipping": 2.0, "fp16": "auto"}
+    plugin = DeepSpeedPlugin(config)
+    values = {"optimizer.params.lr": 0.1, "gradient_clipping": 1.0, "fp16": {"enabled": True}}
+    wrong = []
+    plugin.deepspeed_config_process(mismatches=wrong, **values)
+    assert plugin.deepspeed_config["optimizer"]["params"]["lr"] == 0.1
+    assert plugin.deepspeed_config["fp16"] == {"enabled": True}
+    assert wrong == ["gradient_clipping=2.0, and 1.0 in the script"]
+    with pytest.raises(OptionError, match=r"gradient_clipping=2\.0, and 1\.0.*'auto'"):
+        plugin.deepspeed_config_process(**values)
+    plugin.deepspeed_config_process(must_match=False, **values)
+    assert plugin.deepspeed_config["gradient_clipping"] == 2.0
+    assert not plugin.is_zero3_init_enabled()
+    with plugin.zero3_init_context_manager(enable=False):
+        pass
+    with pytest.raises(OptionError, match="enable=True"):
+        plugin.zero3_init_context_manager(enable=True)
 
 
 def test_what_is_missing_is_told(deepspeed):

@@ -1,6 +1,6 @@
 """Engines: how models and optimizers become those of several processes. See `Engine`."""
 
-from anydevice.engines.base import Engine, Setup, clip_grad_norm
+from anydevice.engines.base import Engine, OwnFiles, Setup, clip_grad_norm
 from anydevice.engines.ddp_options import DistributedDataParallelKwargs
 from anydevice.engines.deepspeed_options import DeepSpeedPlugin
 from anydevice.engines.finding import ENGINE_GROUP, find_engine, list_engines
@@ -23,6 +23,7 @@ __all__ = [
     "FullyShardedDataParallelPlugin",
     "MegatronLMPlugin",
     "MixedPrecision",
+    "OwnFiles",
     "ParallelismConfig",
     "Setup",
     "TorchTensorParallelConfig",

@@ -20,7 +20,8 @@ import abc
 import contextlib
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -29,7 +30,7 @@ from anydevice.engines.precise import Autocast
 from anydevice.engines.states import get_state, is_by_name, set_state
 from anydevice.processes import PartialState
 
-__all__ = ["Engine", "Setup", "clip_grad_norm"]
+__all__ = ["Engine", "OwnFiles", "Setup", "clip_grad_norm"]
 
 
 @dataclasses.dataclass
@@ -61,6 +62,20 @@ class Setup:
     def option(self, kind: type) -> Any:
         """The plugin or handler of class ``kind``; one with defaults where the user gave none."""
         return self.options.get(kind) or kind()
+
+
+@runtime_checkable
+class OwnFiles(Protocol):
+    """An engine that reads weights and optimizers from files of its own in a checkpoint.
+
+    All processes call both.
+    """
+
+    def save_files(self, folder: Path) -> None:
+        """Write them."""
+
+    def load_files(self, folder: Path) -> None:
+        """Read what `save_files` wrote."""
 
 
 class Engine(abc.ABC):

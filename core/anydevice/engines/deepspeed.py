@@ -6,16 +6,27 @@ import contextlib
 import importlib
 import importlib.util
 from collections.abc import Iterable, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import torch
 from torch import nn
 
 from anydevice.engines.base import Engine, Setup
 from anydevice.engines.deepspeed_options import DeepSpeedPlugin
-from anydevice.errors import MissingDependencyError, ModelError, OptionError
+from anydevice.errors import (
+    CheckpointNotFoundError,
+    MissingDependencyError,
+    ModelError,
+    OptionError,
+)
+from anydevice.nested import recursively_apply
 
 __all__ = ["DeepSpeedEngine"]
+
+#: The folder of DeepSpeed's checkpoint within ours, and its name there.
+_FILES: Final = "deepspeed"
+_TAG: Final = "state"
 
 
 class DeepSpeedEngine(Engine):
@@ -60,16 +71,32 @@ class DeepSpeedEngine(Engine):
             config=config,
         )
         self._running = running
+        if self._dtype() is not None:
+            running.register_forward_pre_hook(self._convert, with_kwargs=True)
         if not optimizers:
             return [running], []
         return [running], [_Stepping(running, optimizer)]  # type: ignore[list-item]
 
+    def _dtype(self) -> torch.dtype | None:
+        """The dtype that DeepSpeed converts the model to; None where it does not."""
+        autocast = self.setup.autocast
+        return autocast.dtype if autocast.enabled else None
+
+    def _convert(self, model: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """The model is converted, so its inputs are too."""
+        dtype = self._dtype()
+
+        def convert(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+        return recursively_apply(convert, args), recursively_apply(convert, kwargs)
+
     def _config(self) -> dict[str, Any]:
         plugin: DeepSpeedPlugin = self.setup.option(DeepSpeedPlugin)
-        dtype = self.setup.autocast.dtype
-        if dtype is not None and self.setup.autocast.enabled:
+        dtype = self._dtype()
+        if dtype is not None:
             key = "fp16" if dtype == torch.float16 else "bf16"
-            plugin.deepspeed_config_process(**{key: {"enabled": True}})
+            plugin.fill(**{key: {"enabled": True}})
         sizes = ("train_micro_batch_size_per_gpu", "train_batch_size")
         if all(plugin.deepspeed_config.get(size, "auto") == "auto" for size in sizes):
             raise OptionError(
@@ -97,6 +124,23 @@ class DeepSpeedEngine(Engine):
         """Whether DeepSpeed did not step, since gradients had overflowed."""
         return not self._running.was_step_applied()
 
+    def save_files(self, folder: Path) -> None:
+        """DeepSpeed's own checkpoint: each process's part of the weights and the optimizer."""
+        self._running.save_checkpoint(str(folder / _FILES), tag=_TAG)
+
+    def load_files(self, folder: Path) -> None:
+        """Read it back, on as many processes as wrote it.
+
+        Raises:
+            CheckpointNotFoundError: the folder has none.
+        """
+        path, _ = self._running.load_checkpoint(str(folder / _FILES), tag=_TAG)
+        if path is None:
+            raise CheckpointNotFoundError(
+                f"{str(folder / _FILES)!r} is no checkpoint of DeepSpeed. Where another engine "
+                "wrote it, load its model.safetensors into the model before prepare"
+            )
+
     def state_dict(self, model: nn.Module, optimizer: Any = None, *, full: bool = True) -> Any:
         """The model's whole state; with stage 3, gathered 16-bit weights.
 
@@ -105,12 +149,17 @@ class DeepSpeedEngine(Engine):
         """
         if optimizer is not None:
             raise OptionError(
-                "DeepSpeed keeps its optimizer's state itself: model.save_checkpoint(folder) and "
-                "model.load_checkpoint(folder)"
+                "DeepSpeed keeps its optimizer's state itself: save_state(folder) and "
+                "load_state(folder) have it written and read"
             )
         if self._running.zero_optimization_stage() == 3:
-            return self._running._zero3_consolidated_16bit_state_dict()
-        return self.unwrap(model).state_dict()
+            state = self._running._zero3_consolidated_16bit_state_dict() or {}
+        else:
+            state = self.unwrap(model).state_dict()
+        if not full:
+            return state
+        # DeepSpeed's weights are views of one long tensor.
+        return {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         """The user's own module."""

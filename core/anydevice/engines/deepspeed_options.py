@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import os
@@ -103,13 +104,69 @@ class DeepSpeedPlugin:
         _fill(config, "gradient_clipping", self.gradient_clipping)
         return dict(config)
 
-    def deepspeed_config_process(self, **kwargs: Any) -> None:
+    def fill(self, **values: Any) -> None:
         """Put values in the configuration's top level where it says "auto" or nothing."""
-        for key, value in kwargs.items():
+        for key, value in values.items():
             _fill(self.deepspeed_config, key, value)
 
-    def select(self) -> None:
+    def deepspeed_config_process(
+        self,
+        prefix: str = "",
+        mismatches: list[str] | None = None,
+        config: dict[str, Any] | None = None,
+        must_match: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        """Put values where the configuration says "auto".
+
+        Args:
+            prefix: of the names in ``config``: it is a part of the configuration.
+            mismatches: gets the names whose values differ, instead of the error.
+            config: the part; None is the whole.
+            must_match: a value that the configuration has already must be the same.
+            **kwargs: values by name, with dots for what is nested: ``"optimizer.params.lr"``.
+
+        Raises:
+            OptionError: the configuration has other values; the message names each.
+
+        Example:
+            >>> plugin = DeepSpeedPlugin({"optimizer": {"params": {"lr": "auto"}}})
+            >>> plugin.deepspeed_config_process(**{"optimizer.params.lr": 0.1})
+            >>> plugin.deepspeed_config["optimizer"]
+            {'params': {'lr': 0.1}}
+        """
+        wrong = [] if mismatches is None else mismatches
+        config = self.deepspeed_config if config is None else config
+        for key, value in config.items():
+            name = f"{prefix}{key}"
+            if isinstance(value, dict):
+                self.deepspeed_config_process(f"{name}.", wrong, value, must_match, **kwargs)
+            elif value == "auto":
+                _fill(config, key, kwargs.get(name))
+            elif must_match and kwargs.get(name, value) != value:
+                wrong.append(f"{name}={value!r}, and {kwargs[name]!r} in the script")
+        if wrong and mismatches is None:
+            raise OptionError(
+                f"the DeepSpeed configuration has {'; '.join(wrong)}: say the same in both, or "
+                "'auto' in the configuration"
+            )
+
+    def select(self, _from_accelerator_state: bool = False) -> None:
         """Nothing: an accelerator has one plugin."""
+
+    def is_zero3_init_enabled(self) -> bool:
+        """False: a model is built in parts only within ``deepspeed.zero.Init()``."""
+        return False
+
+    def zero3_init_context_manager(self, enable: bool = False) -> contextlib.nullcontext[None]:
+        """A context in which models are built whole, as everywhere here.
+
+        Raises:
+            OptionError: ``enable``.
+        """
+        if enable:
+            raise OptionError("enable=True is not there: build the model in deepspeed.zero.Init()")
+        return contextlib.nullcontext()
 
 
 def _fill(config: dict[str, Any], key: str, value: Any) -> None:

@@ -115,6 +115,7 @@ class FullyShardedDataParallelPlugin:
             self.set_mixed_precision(self.mixed_precision_policy)
         elif isinstance(self.mixed_precision_policy, dict):
             self.mixed_precision_policy = _policy(**self.mixed_precision_policy)
+        self.validate_mixed_precision_policy()
 
     def _refuse(self) -> None:
         wrong: dict[str, str] = {}
@@ -211,6 +212,33 @@ class FullyShardedDataParallelPlugin:
             )
         dtype = None if name == "no" else _DTYPES[name]
         self.mixed_precision_policy = _policy(param_dtype=dtype, reduce_dtype=dtype)
+
+    def set_auto_wrap_policy(self, model: nn.Module) -> None:
+        """See that the model has the classes that ``transformer_cls_names_to_wrap`` names.
+
+        Which modules are units is found when the model is prepared, so nothing is set here.
+
+        Raises:
+            OptionError: the model has not such a class.
+        """
+        from anydevice.engines.wrapping import units_of
+
+        units_of(model, self)
+
+    def validate_mixed_precision_policy(self) -> None:
+        """See that the precision is given in a form that `fully_shard` takes.
+
+        Raises:
+            OptionError: it is not; the message says what to give.
+        """
+        from torch.distributed.fsdp import MixedPrecisionPolicy
+
+        given = self.mixed_precision_policy
+        if given is not None and not isinstance(given, MixedPrecisionPolicy):
+            raise OptionError(
+                f"mixed_precision_policy={given!r}: give torch's MixedPrecisionPolicy, a dict of "
+                "its arguments, or 'fp16', 'bf16' or 'fp32'"
+            )
 
     @property
     def offload_policy(self) -> Any:

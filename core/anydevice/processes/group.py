@@ -104,7 +104,12 @@ def join_group(
     options: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
     try:
         dist.init_process_group(
-            names, store=store, rank=launch.rank, world_size=launch.size, **options
+            # Told of one device alone, torch knows no default and warns when the group ends.
+            names.removeprefix(f"{_HOST}:"),
+            store=store,
+            rank=launch.rank,
+            world_size=launch.size,
+            **options,
         )
     except Exception as error:
         raise ProcessGroupError(

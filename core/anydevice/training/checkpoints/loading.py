@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from anydevice.arguments import refuse_unknown_argument
+from anydevice.engines import OwnFiles
 from anydevice.errors import CheckpointError, CheckpointNotFoundError, OptionError
 from anydevice.training.checkpoints.fitting import plan_model, plan_optimizer
 from anydevice.training.checkpoints.folders import complete
@@ -96,6 +98,9 @@ class _Plan:
         models = request.modules
         for hook in request.hooks:
             hook(models, str(folder))
+        if isinstance(request.engine, OwnFiles):
+            self._weights = [functools.partial(request.engine.load_files, folder), *rest]
+            return
         weights = [
             plan_model(request.engine, prepared.get(id(model), model), folder, index, **options)
             for index, model in enumerate(models)

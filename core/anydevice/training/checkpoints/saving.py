@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from anydevice.engines import Engine
+from anydevice.engines import Engine, OwnFiles
 from anydevice.errors import OptionError
 from anydevice.processes import PartialState
 from anydevice.training.checkpoints.background import BackgroundSave
@@ -117,6 +117,11 @@ def save_checkpoint(
 
 def _check_asynchronous(request: SaveRequest) -> None:
     """Refuse what would ask for another layout than parts."""
+    if isinstance(request.engine, OwnFiles):
+        raise OptionError(
+            f"save_state(asynchronous=True): the engine {request.engine.name!r} writes its own "
+            "files, at once: leave asynchronous out"
+        )
     if not request.safe:
         raise OptionError(
             "save_state(asynchronous=True) writes parts: leave safe_serialization out"
@@ -150,6 +155,9 @@ def _write(request: SaveRequest, place: Path, later: dict[str, Any] | None) -> N
 
 
 def _write_optimizers(request: SaveRequest, place: Path, later: dict[str, Any] | None) -> None:
+    if isinstance(request.engine, OwnFiles):
+        request.engine.save_files(place)
+        return
     for index, optimizer in enumerate(request.optimizers):
         model = model_of(request, optimizer)
         if later is not None or request.in_parts:
