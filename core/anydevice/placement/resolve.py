@@ -23,6 +23,7 @@ from anydevice.placement.options import PlacementOptions
 from anydevice.placement.placed import Placed, Share
 from anydevice.placement.placement import Placement
 from anydevice.placement.planner import Plan, plan_blocks
+from anydevice.placement.rounding import plan_within_memory
 from anydevice.placement.tied_groups import onload_bytes
 from anydevice.ties import Weight, list_weights
 from anydevice.weights import require_module
@@ -179,10 +180,22 @@ def _planned(
     if strategy != "sequential":
         own = [b.size or 0 for b in accelerators]
         lowered = balance(inventory, own, low_zero=strategy == "balanced_low_0")
-        accelerators = [
+        planned = [
             dataclasses.replace(b, size=size) for b, size in zip(accelerators, lowered, strict=True)
         ]
-    plan = _best_plan(model, inventory, [b.size or 0 for b in accelerators], host, options)
+    else:
+        planned = accelerators
+
+    def plan_for(capacities: Sequence[int]) -> Plan:
+        return _best_plan(model, inventory, capacities, host, options)
+
+    plan = plan_within_memory(
+        plan_for,
+        [b.size or 0 for b in planned],
+        () if options.pretended else accelerators,
+        measured=options.max_memory is None,
+    )
+    accelerators = planned
     inventory = plan.inventory
     bins = [
         *accelerators,
