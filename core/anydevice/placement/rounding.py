@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from anydevice import registry
-from anydevice.placement.budgets import Budget
+from anydevice.placement.budgets import DEFAULT_HEADROOM, Budget
 from anydevice.placement.planner import Plan
 from anydevice.sizes import allocated_bytes
 
@@ -46,11 +46,15 @@ def plan_within_memory(
         too_full = False
         for device, budget in enumerate(budgets):
             used, taken = _used(plan, device)
+            reserve = _reserve(plan, device, len(budgets))
             if taken - used <= _NEGLIGIBLE * used:
                 continue
             limit = (budget.size or 0) if measured else _free(budget)
-            if limit is not None and max(used, _SMALLEST) <= limit < taken:
-                capacities[device] = used * limit // taken
+            if limit is None or limit < _SMALLEST:
+                continue
+            if used <= limit < taken + reserve:
+                room = max(0, limit - reserve)
+                capacities[device] = plan.reserve.get(device, 0) + used * room // taken
                 too_full = True
         if not too_full:
             break
@@ -59,7 +63,7 @@ def plan_within_memory(
 
 
 def _used(plan: Plan, device: int) -> tuple[int, int]:
-    """Bytes of weights on a device with the reserve, and what it takes for them."""
+    """Bytes of the weights on a device, and what it takes for them."""
     blocks = plan.inventory.blocks
     sizes = plan.inventory.sizes
     held: set[int] = set()
@@ -68,14 +72,27 @@ def _used(plan: Plan, device: int) -> tuple[int, int]:
             held.update(block.parameters)
         if where == device or (device == plan.main and not plan.offload_buffers):
             held.update(block.buffers)
+    return sum(sizes[t] for t in held), sum(allocated_bytes(sizes[t]) for t in held)
+
+
+def _reserve(plan: Plan, device: int, accelerators: int) -> int:
+    """Bytes that a device takes for the offloaded blocks that visit it."""
     reserve = plan.reserve.get(device, 0)
-    used = sum(sizes[t] for t in held)
-    return used + reserve, sum(allocated_bytes(sizes[t]) for t in held) + reserve
+    if plan.shape is None or not plan.shape.whole or device != plan.main:
+        return reserve
+    sizes = plan.inventory.sizes
+    visitors = [
+        sum(allocated_bytes(sizes[t]) for t in block.parameters)
+        for block, where in zip(plan.inventory.blocks, plan.where, strict=True)
+        if where >= accelerators
+    ]
+    return max(reserve, plan.shape.ahead * max(visitors, default=0))
 
 
 def _free(budget: Budget) -> int | None:
-    """What the device has free, if it is here and says so."""
+    """What the device has for weights, if it is here and says so."""
     try:
-        return registry.measure_memory(str(budget.device)).free
+        free = registry.measure_memory(str(budget.device)).free
+        return free - int(free * DEFAULT_HEADROOM)
     except Exception:  # noqa: BLE001 - not here, or a vendor's query that fails in any way
         return None
