@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 from anydevice import registry
 from anydevice.devices import CPU, Device, DeviceLike, parse_device
@@ -40,7 +41,9 @@ def move_tensor(
 ) -> torch.Tensor:
     """Return ``tensor`` on ``device`` (any device or the host), by the backend of the accelerator.
 
-    Between two types of accelerator the way leads over the host. Differentiable.
+    Between two types of accelerator the way leads over the host. So it does for tensors of
+    `torch.func`, since torch's backward cannot hand them from one accelerator to another.
+    Differentiable.
 
     Raises:
         BackendError, UnknownDeviceError: a device's backend is broken, or there is none.
@@ -53,7 +56,8 @@ def move_tensor(
     if target.type == "meta":
         return tensor.to(target)
     host = CPU.type
-    if source.type not in (host, target.type) and target.type != host:
+    by_host = source.type != target.type or is_functorch_wrapped_tensor(tensor)
+    if source.type != host and target.type != host and by_host:
         tensor = registry.get_backend(source).move(tensor, torch.device(host))
         source = tensor.device
     backend = registry.get_backend(source if target.type == host else target)
