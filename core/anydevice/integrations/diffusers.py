@@ -19,10 +19,9 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
-import itertools
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final
 
 from anydevice import registry
@@ -101,23 +100,8 @@ _NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "training_utils": ("get_logger",),
     "utils.accelerate_utils": ("accelerate",),
 }
-#: Those that are imported for `enable`; the others are patched where they are imported already.
-_NEEDED: Final = (
-    "hooks.group_offloading",
-    "models.modeling_utils",
-    "models.model_loading_utils",
-    "modular_pipelines.components_manager",
-    "modular_pipelines.modular_pipeline",
-    "pipelines.pipeline_loading_utils",
-    "pipelines.pipeline_utils",
-    "loaders.lora_base",
-    "loaders.single_file_model",
-    "loaders.single_file_utils",
-    "loaders.textual_inversion",
-    "utils.accelerate_utils",
-)
-#: More components of one class than any pipeline has.
-_COMPONENTS: Final = 16
+#: More components than any pipeline has.
+_COMPONENTS: Final = 32
 #: Methods of pipelines that import accelerate when they are called.
 _IMPORTING: Final = ("enable_model_cpu_offload", "enable_sequential_cpu_offload")
 
@@ -153,17 +137,17 @@ def disable() -> None:
 def _patches() -> Iterator[Patch]:
     require_version("diffusers", _OLDEST, _BELOW)
     imports = importlib.import_module("diffusers.utils.import_utils")
-    for name in _NEEDED:
-        importlib.import_module(f"diffusers.{name}")
+    modules = {name: _imported(name) for name in _NAMES}
     # Every `is_accelerate_available` and `is_accelerate_version` reads these two.
     yield Patch(imports, "_accelerate_available", True)
     yield Patch(imports, "_accelerate_version", INTERFACE)
-    for path, names in _NAMES.items():
-        module = sys.modules.get(f"diffusers.{path}")
-        for name in names if module is not None else ():
+    for path, module in modules.items():
+        if module is None:
+            continue
+        for name in _NAMES[path]:
             yield Patch(module, name, _ours(name))
         # The accelerator to run on where the caller names none.
-        if module is not None and "get_device" in vars(module):
+        if "get_device" in vars(module):
             yield Patch(module, "get_device", _device_type)
     pipelines = importlib.import_module("diffusers.pipelines.pipeline_utils")
     for owner in _with_subclasses(pipelines.DiffusionPipeline):
@@ -188,6 +172,16 @@ def _needed() -> list[Integration]:
 
 
 integration = Integration(_patches, _needed)
+
+
+def _imported(name: str) -> ModuleType | None:
+    """A module of diffusers; None for a quantizer whose package is not installed."""
+    try:
+        return importlib.import_module(f"diffusers.{name}")
+    except ImportError:
+        if name.startswith("quantizers."):
+            return None
+        raise
 
 
 def _ours(name: str) -> Any:
@@ -252,15 +246,15 @@ def _offload_groups(module: Any, config: Any) -> None:
 
 
 def _offload_to_folder(module: Any, folder: str, device: Any) -> None:
-    """Offload one of several components to a folder of its own in ``folder``."""
-    for number in itertools.count():
-        own = Path(folder) / f"{type(module).__name__}-{number}"
+    """Offload a component to ``folder``, or within it where that holds another component."""
+    for number in range(_COMPONENTS):
+        own = Path(folder) / f"{type(module).__name__}-{number}" if number else Path(folder)
         try:
             disk_offload(module, own, device)
         except DiskFullError:
             raise
-        except OffloadStoreError:  # that of another component of the same class
-            if not own.exists() or number == _COMPONENTS:
+        except OffloadStoreError:
+            if not own.exists() or number + 1 == _COMPONENTS:
                 raise
         else:
             return

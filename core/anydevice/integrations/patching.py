@@ -32,16 +32,18 @@ class Patch:
         self.owner = owner
         self.name = name
         self.value = value
-        self._before: Any = _ABSENT
+        self._before: Any = None
+        self._is_applied = False
 
     def apply(self) -> None:
         """Replace the attribute."""
         self._before = vars(self.owner).get(self.name, _ABSENT)
+        self._is_applied = True
         setattr(self.owner, self.name, self.value)
 
     def undo(self) -> None:
         """Put back what was there, unless somebody else has replaced it since."""
-        if vars(self.owner).get(self.name, _ABSENT) is not self.value:
+        if not self._is_applied or vars(self.owner).get(self.name, _ABSENT) is not self.value:
             return
         if self._before is _ABSENT:
             delattr(self.owner, self.name)
@@ -105,8 +107,8 @@ class Integration:
             needed.enable(self)
             self._needed.append(needed)
         for patch in list(self._find_patches()):
+            self._applied.append(patch)  # first, so that an interrupt leaves none behind
             patch.apply()
-            self._applied.append(patch)
 
     def _undo(self) -> None:
         while self._applied:
