@@ -69,6 +69,11 @@ class OwnFiles(Protocol):
     """An engine that reads weights and optimizers from files of its own in a checkpoint.
 
     All processes call both.
+
+    Example:
+        >>> from anydevice.engines import OwnFiles, find_engine
+        >>> issubclass(find_engine("deepspeed"), OwnFiles)
+        True
     """
 
     def save_files(self, folder: Path) -> None:
