@@ -30,7 +30,7 @@ class MpsBackend(DeviceBackend):
     def memory_info(self, index: int) -> MemoryInfo:
         """What Metal recommends as the most for this process, and the host has available.
 
-        What this process has taken and its tensors do not use can be had again without the host.
+        What this process has taken and its tensors do not use can be allocated again at once.
         https://docs.pytorch.org/docs/stable/generated/torch.mps.recommended_max_memory.html
         https://docs.pytorch.org/docs/stable/generated/torch.mps.driver_allocated_memory.html
         """

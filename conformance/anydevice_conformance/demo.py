@@ -59,7 +59,7 @@ def _run(args: argparse.Namespace) -> int:
     from transformers import AutoModel, AutoTokenizer
     from transformers.utils.logging import disable_progress_bar
 
-    # What a checkpoint has beside the model, and a second bar, are no part of what is shown.
+    # What a checkpoint has next to the model, and a second bar, are no part of what is shown.
     logging.getLogger("anydevice").setLevel(logging.ERROR)
     disable_progress_bar()  # type: ignore[no-untyped-call]
     start = time.perf_counter()

@@ -20,7 +20,7 @@ class Dice:
         return values[int(torch.randint(len(values), (), generator=self.generator))]
 
     def size(self) -> int:
-        """A size: small, odd, or just beside a power of two."""
+        """A size: small, odd, or just next to a power of two."""
         return int(self.among(1, 2, 3, 5, 8, 15, 16, 17, 31, 33, 64, 65))
 
     def floats(self, *shape: int, scale: float = 1.0) -> torch.Tensor:

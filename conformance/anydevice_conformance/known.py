@@ -17,7 +17,7 @@ Known = dict[str, dict[str, str]]
 
 
 def load_known(path: Path | None) -> tuple[Known, list[str]]:
-    """Read the file; what is wrong with it comes beside what is right."""
+    """Read the file; what is wrong with it comes next to what is right."""
     if path is None:
         return {}, []
     try:

@@ -105,7 +105,7 @@ def hold(
 
 
 def _no_repetition() -> contextlib.AbstractContextManager[object]:
-    """Have every example drawn anew.
+    """Have every example drawn again.
 
     By itself hypothesis derives five of six examples from another one, with one choice put in
     another's place. Most of them are then plain: of 14 dtypes the first one comes in half of all.

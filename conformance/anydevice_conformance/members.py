@@ -95,7 +95,7 @@ def _presence(subject: Subject) -> Probe:
         assert type(found) is int, f"device_count() returned {found!r}"
         assert found == count, f"device_count() was {count}, and is {found}"
         available: Any = backend.is_available()
-        assert available is True, f"is_available() is {available!r} beside {count} devices"
+        assert available is True, f"is_available() is {available!r} with {count} devices"
         name: Any = backend.device_name(index)
         assert isinstance(name, str), f"device_name({index}) returned {name!r}"
         assert name == names[index], f"device_name({index}) was {names[index]!r}, and is {name!r}"

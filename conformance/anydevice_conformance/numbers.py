@@ -16,7 +16,7 @@ from anydevice_conformance.subject import Subject
 
 __all__ = ["Sample", "check_sample", "samples"]
 
-#: Exponentials, roots and their kin: many devices have them in float32's digits only.
+#: Exponentials, roots and similar functions: many devices have them in float32's digits only.
 _FUNCTIONS: Final = 1e-5
 
 

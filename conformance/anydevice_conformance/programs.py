@@ -1,6 +1,6 @@
 """Random programs of copies, kernels and waits over streams, threads and devices.
 
-A small model of the order that the specification promises stands beside the device: each stream
+A small model of the order that the specification promises stands next to the device: each stream
 knows which work of the others is done before its next (a vector clock). A program adds a wait
 exactly where the model says that one is needed, so that every wait counts: one that does not wait
 gives a wrong value.
@@ -21,7 +21,7 @@ from anydevice_conformance.threads import in_thread
 __all__ = ["Step", "programs", "run_program"]
 
 _SIZE: Final = 300
-_SIDE: Final = 2  # streams beside the default one, of each device
+_SIDE: Final = 2  # streams next to the default one, of each device
 _MANY: Final = 12  # events at once: more than a small pool of them has
 _KINDS: Final = ("kernel", "in place", "upload", "download", "cross", "record", "host waits")
 

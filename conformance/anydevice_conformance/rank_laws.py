@@ -16,7 +16,7 @@ from anydevice_conformance.data import same_bits, short_name
 
 __all__ = ["Collective", "collectives", "try_all"]
 
-#: Odd ones, ones beside powers of two, and one above 4 MiB in every dtype of 4 bytes.
+#: Odd ones, ones next to powers of two, and one above 4 MiB in every dtype of 4 bytes.
 _COUNTS: Final = (1, 2, 3, 7, 64, 65, 1000, 4096, 4097, 20_001, 65_537, 300_001, 1_048_583)
 _SUMMED: Final = (torch.float32, torch.bfloat16, torch.int64)
 _REDUCED: Final = (*_SUMMED, torch.float64, torch.float16, torch.int32)
@@ -161,7 +161,7 @@ def _try(
         if not same_bits(one, wanted):
             return f"rank {rank} has {_difference(one, wanted)}"
     if around.any():
-        return f"rank {rank}: memory beside the tensor was written to"
+        return f"rank {rank}: memory next to the tensor was written to"
     return ""
 
 

@@ -108,7 +108,7 @@ def probe(device_type: str, capabilities: Sequence[str], folder: Path) -> dict[s
         if "failed" in statuses or "error" in statuses:
             found[capability] = False
         else:
-            # What one check could not see, nobody may be told to claim.
+            # A capability that one check could not see must not be recommended.
             seen = "passed" in statuses and "not claimed" not in statuses
             found[capability] = True if seen else None
     return found

@@ -1,6 +1,6 @@
 """The specification's paragraphs as data.
 
-The pages in ``docs/spec`` are the source; ``specification.json`` beside this file is made from
+The pages in ``docs/spec`` are the source; ``specification.json`` next to this file is made from
 them, so that an installed package carries it::
 
     python -m anydevice_conformance.specification docs/spec

@@ -96,7 +96,7 @@ class Capabilities:
 
     Attributes:
         caching_allocator: freed memory stays with the process until `DeviceBackend.empty_cache`.
-        streams: `DeviceBackend.new_stream` and its kin give queues that run beside each other.
+        streams: `DeviceBackend.new_stream` and related members give queues that run concurrently.
         pinned_memory: `DeviceBackend.pin_memory` gives page-locked memory, from which a
             ``non_blocking`` copy returns before it is done.
         unified_memory: the device's memory is the host's; what one takes, the other loses.
@@ -285,7 +285,7 @@ class DeviceBackend:
     # ------------------------------------------------------------------ streams, if claimed
 
     def new_stream(self, index: int) -> Any:
-        """Make a stream on device ``index`` that runs beside the others."""
+        """Make a stream on device ``index`` that runs concurrently with the others."""
         make = getattr(self.module, "Stream", torch.Stream)
         return make(device=self.device(index))
 

@@ -28,7 +28,7 @@ def find_executable_batch_size(
     """Decorate a function so that it runs with the largest batch size for which memory suffices.
 
     The function's first parameter is the batch size; callers leave it out. Each time that it runs
-    out of a device's memory, memory is given back and the function is called anew with less.
+    out of a device's memory, memory is given back and the function is called again with less.
 
     Args:
         function: what to decorate.

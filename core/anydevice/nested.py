@@ -1,4 +1,4 @@
-"""Nested data: finding the tensors in it, applying functions to them, building it anew.
+"""Nested data: finding the tensors in it, applying functions to them, building it again.
 
 A container that holds nothing to change is returned as it is, the same object: a cache or dict that
 one layer writes to is then seen by the next.
@@ -198,7 +198,7 @@ def all_on_device(data: Any, device: torch.device) -> bool:
     """Whether nothing in nested data has to move to ``device``; quick, and False when in doubt.
 
     Args:
-        data: a tensor, plain value, list, tuple or dict of them; nested at will.
+        data: a tensor, plain value, list, tuple or dict of them; nested to any depth.
         device: with its index.
     """
     kind = type(data)
@@ -240,7 +240,7 @@ def _rebuild_mapping(data: Mapping[Any, Any], new: dict[Any, Any]) -> Any:
     if type(data) is dict:
         return new
     if isinstance(data, collections.abc.MutableMapping):
-        # Subclasses (a tokenizer's batch, a model's output) keep state beside their items.
+        # Subclasses (a tokenizer's batch, a model's output) keep state next to their items.
         result = copy.copy(data)
         for key, value in new.items():
             result[key] = value
@@ -252,7 +252,7 @@ def _rebuild_sequence(data: Any, items: list[Any]) -> Any:
     if hasattr(data, "_make"):  # a namedtuple, perhaps with a constructor of its own
         return type(data)._make(items)
     if isinstance(data, (list, collections.deque)):
-        result = copy.copy(data)  # subclasses keep state beside their items
+        result = copy.copy(data)  # subclasses keep state next to their items
         result.clear()
         result.extend(items)
         return result

@@ -120,7 +120,7 @@ def clean_state_dict_for_safetensors(state_dict: Mapping[str, Any]) -> dict[str,
 
 @contextlib.contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
-    """A path beside ``path`` that takes its place when all went well."""
+    """A path next to ``path`` that takes its place when all went well."""
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     os.close(handle)
     written = Path(name)

@@ -41,7 +41,7 @@ def move_tensor(
 ) -> torch.Tensor:
     """Return ``tensor`` on ``device`` (any device or the host), by the backend of the accelerator.
 
-    Between two types of accelerator the way leads over the host. So it does for tensors of
+    Between two types of accelerator the copy goes through the host. So it does for tensors of
     `torch.func`, since torch's backward cannot hand them from one accelerator to another.
     Differentiable.
 
@@ -74,7 +74,7 @@ def send_to_device(
 
     Args:
         tensor: a tensor; a list, tuple, namedtuple, set, mapping, dataclass or object with a ``to``
-            method; nested at will. Anything else is returned as it is.
+            method; nested to any depth. Anything else is returned as it is.
         device: any spelling of a device.
         non_blocking: queue the copies where the device can; the caller orders them.
         skip_keys: keys of mappings whose values stay where they are, at any depth.

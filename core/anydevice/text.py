@@ -66,7 +66,7 @@ def parse_bytes(size: int | float | str) -> int:
     if number_of_bytes < 0:
         raise BudgetError(f"{_cut(size)} is not a size: it is negative; {_USE}")
     if number_of_bytes > _LARGEST:
-        raise BudgetError(f"{_cut(size)} is not a size: no device has so much; {_USE}")
+        raise BudgetError(f"{_cut(size)} is not a size: no device has that much memory; {_USE}")
     return number_of_bytes
 
 
@@ -113,7 +113,7 @@ def _integer(size: Any) -> int:
 
 
 def _whole(size: Any, said: Any) -> int:
-    """Bytes of a computed number, such as 0.9 times what is free; but nobody computes 10.5."""
+    """Bytes of a computed number, such as 0.9 times what is free; a small one must be whole."""
     if not math.isfinite(size):
         raise BudgetError(_unreadable(said))
     if abs(size) < SMALLEST_COMPUTED and size != int(size):

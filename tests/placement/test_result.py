@@ -97,7 +97,7 @@ def test_other_reasons() -> None:
     assert "has no weights; goes with its neighbour" in text
     assert "1 blocks too large for any accelerator run on the host" in text
     text = infer_auto_device_map(model, {0: 16400, "cpu": 10**6}, prefetch=False).explain()
-    assert "16 KiB does not fit 0 beside the 16 KiB reserved for offloaded blocks" in text
+    assert "16 KiB does not fit 0: 16 KiB are reserved for offloaded blocks" in text
     assert "as the device map says" in resolve_device_map(model, {"": 0}).explain()
 
 

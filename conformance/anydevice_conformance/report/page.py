@@ -81,7 +81,7 @@ def page(report: Mapping[str, Any]) -> str:
         f"<title>{escaped(title)}: {escaped(report['verdict'])}</title>\n"
         f"<style>\n{style}</style></head>\n"
         f"<body><main>\n{''.join(part for part in parts if part)}"
-        "<footer>The report's data are in report.json beside this page; "
+        "<footer>The report's data are in report.json next to this page; "
         "<code>anydevice certify --check report.json</code> checks that they agree with themselves."
         "</footer></main></body></html>\n"
     )

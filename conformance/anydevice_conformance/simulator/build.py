@@ -1,7 +1,7 @@
 """Compile the extension once for this torch, Python and compiler, and load it.
 
 The library is kept in ``$XDG_CACHE_HOME/anydevice/simulator/<key>`` (``~/.cache`` without the
-variable). It is built beside that place and renamed into it, so a build that is killed leaves
+variable). It is built next to that place and renamed into it, so a build that is killed leaves
 nothing that a later process could take for whole; a lock makes processes that start together wait
 for one build. One call of the compiler does it: ninja and ``torch.utils.cpp_extension`` are not
 needed for a single translation unit.

@@ -73,7 +73,7 @@ def install(name: str = "sim") -> None:
     """Make the devices ``name:0``, ``name:1``, ... known to torch, with default options.
 
     Once a process; later calls with the same name change nothing. torch has one place for a
-    device from outside, so no second name and no other such device can be used beside it.
+    device from outside, so no second name and no other such device can be used next to it.
 
     Args:
         name: the device type. ``"npu"`` makes the simulator answer to a vendor's name, so that
@@ -180,7 +180,7 @@ def configure(
     """Make a new machine; see `Options` for what each argument means and its unit.
 
     Queued work is run first and its errors forgotten. Then the cache is empty; clock, counters and
-    statistics start anew; and this thread's current device is 0. Options that are not named get
+    statistics start again; and this thread's current device is 0. Options that are not named get
     their defaults. Tensors of the old machine live on, and count against the new caps. Installs
     the simulator if it is not.
     """

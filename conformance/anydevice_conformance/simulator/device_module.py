@@ -215,7 +215,7 @@ class _OfThisType(type):
 
 
 class Stream(torch.Stream, metaclass=_OfThisType):
-    """A queue of work on a device, beside its others."""
+    """A queue of work on a device, next to its others."""
 
     def __new__(cls, device: _Device = None, priority: int = 0) -> torch.Stream:  # type: ignore[misc]
         """Take a stream from the device's pool of 32. The priority changes nothing."""

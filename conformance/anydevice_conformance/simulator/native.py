@@ -31,7 +31,7 @@ class Native(Protocol):
         async_kernels: bool,
         pinned_limit: int,
     ) -> None:
-        """Drain, give the cache back, forget times and counters, start anew."""
+        """Drain, give the cache back, forget times and counters, start again."""
 
     def device_count(self) -> int: ...
     def current_device(self) -> int: ...

@@ -137,7 +137,7 @@ def test_COL_010_host_in_the_group(subject: Subject) -> None:
     """Host tensors and objects travel in the same group.
 
     Found: a group of the device's collectives and ``cpu:gloo`` does not serve the host.
-    Fix: register the backend for your device type only, so that torch can have gloo beside it.
+    Fix: register the backend for your device type only, so that torch can have gloo next to it.
     """
     since(subject, "COL-010")
     expected = [[float(sum(range(_WORLD + 1)))] * 2, [{"rank": rank} for rank in range(_WORLD)]]
@@ -171,7 +171,7 @@ def test_COL_011_missing_rank(subject: Subject) -> None:
         if answer is not None:  # a process that went on may still end with the error, later
             assert answer["error"], "rank 0 went on as if rank 1 had come"
         else:  # it ended with the error
-            assert processes[0].returncode != 0, "rank 0 ended without a word"
+            assert processes[0].returncode != 0, "rank 0 ended without a message"
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def test_DEV_002_members_well_formed(backend: DeviceBackend) -> None:
     assert claimed or named is None, f"collectives={claimed}, but collective_backend={named!r}"
     if claimed and named is None:
         known = torch.distributed.Backend.default_device_backend_map
-        assert kind in known, "collectives are claimed, and nobody names them"
+        assert kind in known, "collectives are claimed, and no backend name is given"
 
 
 def test_DEV_003_is_available_agrees(backend: DeviceBackend) -> None:

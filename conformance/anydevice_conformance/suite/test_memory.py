@@ -84,7 +84,7 @@ def test_MEM_004_free_after_empty_cache(subject: Subject, index: int) -> None:
     """`empty_cache` leaves `free` as it was, and the next tensor moves it as the first did.
 
     Found: cached bytes were counted twice or forgotten after `empty_cache`.
-    Fix: compute the cached bytes anew at each call (reserved minus allocated); do not remember
+    Fix: compute the cached bytes again at each call (reserved minus allocated); do not remember
     them.
     """
 

@@ -92,7 +92,7 @@ def test_OOM_003_others_are_not(subject: Subject, index: int) -> None:
 
 
 def test_OOM_004_device_works_on(subject: Subject, index: int) -> None:
-    """After the error small work is right, and the memory can be had again.
+    """After the error small work is right, and the memory can be allocated again.
 
     Found: the device fails after an out-of-memory error, or memory is lost.
     Fix: leave no half-made block in the allocator; free its cache before giving up.
@@ -138,7 +138,8 @@ def _fill(subject: Subject, index: int, total: int, size: int) -> tuple[int, Bas
     """Make tensors until an error comes; returns the bytes that were given, and the error.
 
     No error up to twice the total means no limit, where the host loses what the device takes (a
-    device of software does so). Anywhere else it means that the device gives what it has not.
+    device of software does so). Anywhere else it means that the device reports memory that
+    it does not have.
     """
     held: list[torch.Tensor] = []
     before = psutil.virtual_memory().available

@@ -1,6 +1,6 @@
 """The ``anydevice`` command.
 
-Subcommands of this package stand beside this file; each is imported when it is asked for, so that
+Subcommands of this package stand next to this file; each is imported when it is asked for, so that
 ``--version`` and a misspelled command do not wait for torch. Other packages add theirs by an entry
 point in the group ``anydevice.commands``: a function ``register(subparsers)`` that adds one parser
 and calls ``parser.set_defaults(run=function)``, where ``function(args)`` returns the exit code.
@@ -26,7 +26,7 @@ __all__ = ["COMMAND_GROUP", "full_parser", "main"]
 
 #: The entry-point group by which other packages add subcommands.
 COMMAND_GROUP: Final = "anydevice.commands"
-#: Our own subcommands, in the order of ``--help``: the module beside this file, and one line.
+#: Our own subcommands, in the order of ``--help``: the module next to this file, and one line.
 _COMMANDS: Final = {
     "run": ("run", "load a transformers model over the devices and run it"),
     "plan": ("plan", "show where a model's weights would go, without the weights"),
@@ -41,7 +41,7 @@ _COMMANDS: Final = {
     "completion": ("completion", "print a script that completes commands in a shell"),
 }
 _ALIASES: Final = {"estimate-memory": "estimate"}
-#: Exit codes beside 0: an error that is explained on stderr; words that cannot be read.
+#: Exit codes other than 0: an error that is explained on stderr; words that cannot be read.
 _FAILED, _USAGE = 1, 2
 _INTERRUPTED: Final = 130
 _PIPE_CLOSED: Final = 141

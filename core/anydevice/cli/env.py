@@ -23,7 +23,7 @@ _PACKAGES: Final = (
     "pluggy",
 )
 _PREFIXES: Final = ("ANYDEVICE_", "ACCELERATE_", "FSDP_", "TORCH_", "PYTORCH_", "OMP_NUM_THREADS")
-#: Variables whose values are nobody's business.
+#: Variables whose values are not shown.
 _SECRET: Final = ("TOKEN", "KEY", "SECRET", "PASSWORD")
 
 

@@ -220,7 +220,7 @@ def _files(output: Path, count: int, safe: bool) -> tuple[Path, list[Path]]:
 
 
 def _write(path: Path, tensors: dict[str, torch.Tensor], safe: bool) -> None:
-    """Write beside the place and rename, so that a file with that name is whole."""
+    """Write next to the place and rename, so that a file with that name is whole."""
     partial = path.with_name(f".{path.name}.partial")
     try:
         if safe:

@@ -20,7 +20,7 @@ _PATIENCE_S: Final = 3.0
 
 
 def is_reachable(endpoint: str) -> bool:
-    """Whether a connection to a server can be made. With a proxy nobody can tell: True."""
+    """Whether a connection to a server can be made. With a proxy this is unknown: True."""
     if urllib.request.getproxies():
         return True
     url = urllib.parse.urlsplit(endpoint)

@@ -63,7 +63,7 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Running:
-    """Bytes that a forward pass needs beside the weights; 0 where nothing was asked for.
+    """Bytes that a forward pass needs besides the weights; 0 where nothing was asked for.
 
     Attributes:
         cache: keys and values of one layer.

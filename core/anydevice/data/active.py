@@ -1,7 +1,7 @@
 """Which loader is being iterated, and whether its last batch is out: each iterator's own knowledge.
 
 A loop inside another loop, an evaluation in the middle of an epoch, or a loop that is left early
-touches nobody else's: every iteration has its own object here, and takes only that away.
+changes no other one: every iteration has its own object here, and takes only that away.
 """
 
 from __future__ import annotations

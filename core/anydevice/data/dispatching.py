@@ -21,7 +21,7 @@ __all__ = ["DataLoaderDispatcher", "batch_length", "slice_batch"]
 class _Parcel(NamedTuple):
     """What a process is sent in one round.
 
-    ``last``: it gets no batch after this one. ``done``: nobody does. ``size`` 0: no batch.
+    ``last``: it gets no batch after this one. ``done``: no rank gets one. ``size`` 0: no batch.
     """
 
     batch: Any = None

@@ -2,7 +2,7 @@
 
 A prepared loader is a copy of the user's: whatever its class and settings are, they stay. What
 changes is the sampler (or, for an iterable data set, the data set), and what happens around a
-batch: it is put on the device, and whoever asks is told of the end while the last one is out.
+batch: it is put on the device, and the end is known while the last one is in use.
 """
 
 from __future__ import annotations

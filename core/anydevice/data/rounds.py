@@ -29,7 +29,7 @@ class Round(NamedTuple):
 
 
 class Note(NamedTuple):
-    """What a loader has to know of a batch beside its samples.
+    """What a loader has to know of a batch besides its samples.
 
     Attributes:
         round: None where all processes got equally many samples and none was repeated.

@@ -204,7 +204,7 @@ def _remove_old_hooks(model: nn.Module) -> None:
     for _, module in iter_modules(model):
         hook = align_hook_of(module)
         if hook is not None:
-            hook.resident_buffers = frozenset()  # just decided anew
+            hook.resident_buffers = frozenset()  # just decided again
     remove_hooks_of_kind(model, AlignDevicesHook, CpuOffload)
 
 

@@ -198,10 +198,10 @@ def _slot(model: nn.Module, calls: list[BlockCall]) -> int | str:
         more = [key for key in call.from_weights if key != slot]
         if more:
             raise ModelError(
-                f"{kind} cannot be cut into stages: {call.block} takes argument {more[0]!r} beside "
-                "the hidden states, which weights outside that block are needed to compute; only "
-                "hidden states travel between stages. Use anydevice.from_pretrained or "
-                "load_tensor_parallel"
+                f"{kind} cannot be cut into stages: {call.block} takes argument {more[0]!r} "
+                "besides the hidden states, which weights outside that block are needed to "
+                "compute; only hidden states are sent between stages. Use "
+                "anydevice.from_pretrained or load_tensor_parallel"
             )
     return slot
 

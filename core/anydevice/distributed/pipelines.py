@@ -86,7 +86,7 @@ def load_pipeline(
         example_inputs: what the model's forward takes: a tensor, a tuple, or a dict of keyword
             arguments; only shapes matter. By default some are made for a transformers model. The
             model is run once on meta with them, to see where it can be cut.
-        offload: whether weights may rest on the host beside an accelerator, or on the disk.
+        offload: whether weights may rest on the host next to an accelerator, or on the disk.
         offload_folder: where weights placed on the disk are written, unless a file has them.
         model_class: a transformers class, where ``model`` is a path; None takes the config's.
         dtype: the dtype to hold the weights in, where ``model`` is a path; see

@@ -77,7 +77,7 @@ class Pipeline:
         self._received: torch.Tensor | None = None
         self._measuring = False
         self._outputs: list[Any] = []
-        #: What blocks were given beside tensors, by argument: caches that the model made itself.
+        #: What blocks were given besides tensors, by argument: caches that the model made itself.
         self._own: dict[str, Any] = {}
         first, last = chain.blocks[stage.start], chain.blocks[stage.stop - 1]
         model.get_submodule(first).register_forward_pre_hook(self._enter, with_kwargs=True)

@@ -29,7 +29,7 @@ class Memory:
 
     Attributes:
         device: of its accelerators; of the host where it has none.
-        host: of the host beside them.
+        host: of the host next to them.
         disk: whether more may rest on the disk.
         budgets: by device, as the planner within the process takes them.
     """
@@ -70,7 +70,7 @@ def own_memory(
         state: of this process.
         max_memory: budgets of this process's devices; None measures its own device, and its share
             of the host's memory. A tenth of what is measured is left free.
-        offload: whether the host beside an accelerator, and the disk, may hold weights.
+        offload: whether the host next to an accelerator, and the disk, may hold weights.
 
     Raises:
         BudgetError, UnknownDeviceError: a budget cannot be read.

@@ -45,7 +45,7 @@ def check_placement(model: nn.Module, state: PartialState) -> bool:
 
 
 def _trained_on_disk(model: nn.Module, places: dict[str, str]) -> list[str]:
-    """Names of trainable weights in files; adapters beside frozen ones there are in memory."""
+    """Names of trainable weights in files; adapters next to frozen ones there are in memory."""
     # The dispatched model may stand in another one, such as peft's.
     owner = next((m for m in model.modules() if "hf_device_map" in vars(m)), model)
     return [
@@ -64,7 +64,7 @@ def _place_of(name: str, places: dict[str, str]) -> str | None:
 
 
 def place_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    """Put state that an optimizer has already beside its parameters."""
+    """Put state that an optimizer has already next to its parameters."""
     for parameter, state in optimizer.state.items():
         for key, value in state.items():
             if isinstance(value, torch.Tensor) and value.dim() and value.device != parameter.device:

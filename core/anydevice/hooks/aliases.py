@@ -1,4 +1,4 @@
-"""Attributes of modules that refer to one of their weights once more, beside its slot.
+"""Attributes of modules that refer to one of their weights once more, next to its slot.
 
 Recurrent layers keep their weights in a list of their own; it must refer to the device copies while
 these are in the slots.

@@ -27,7 +27,7 @@ __all__ = ["AlignDevicesHook", "Regrouping"]
 
 
 class Regrouping(Protocol):
-    """Groups and hooks the parts of a module anew, after its structure has changed."""
+    """Groups and hooks the parts of a module again, after its structure has changed."""
 
     def regroup(self, module: nn.Module, hook: AlignDevicesHook) -> None:
         """Set the hook up for the module as it is now, and hook its parts.
@@ -164,7 +164,7 @@ class AlignDevicesHook(AlignedCalls):
         modules: Sequence[nn.Module],
         watched: bool | Sequence[nn.Module] = True,
     ) -> None:
-        """Let the hook bring a group of weights.
+        """Let the hook load a group of weights.
 
         Args:
             group: the weights.

@@ -91,7 +91,7 @@ class CpuOffload(ModelHook):
     def pre_forward(
         self, module: nn.Module, *args: Any, **kwargs: Any
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Send the previous model back, bring this one and its inputs to the device."""
+        """Offload the previous model; load this one and its inputs onto the device."""
         self.bring(module)
         args = send_to_device(args, self._device)
         return args, send_to_device(kwargs, self._device)

@@ -1,4 +1,4 @@
-"""What stands as ``forward`` in a hooked module, and as its own forward beside it.
+"""What stands as ``forward`` in a hooked module, and as its own forward next to it.
 
 Neither holds the module: a module in a reference cycle would keep its memory, on devices too, until
 the garbage collector runs.
@@ -190,7 +190,7 @@ class PartForward(HookedForward):
     def forward(self) -> MethodType:
         """What stands as ``forward``: the compiler takes methods of several objects for the same.
 
-        Of callable objects it would compile the block around them for each anew.
+        Of callable objects it would compile the block around them for each again.
         """
         kind: Any = type(self.__self__)
         return MethodType(_part_function(kind), self)

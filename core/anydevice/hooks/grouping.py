@@ -77,7 +77,7 @@ class _Part:
         _Attaching(self, module).run()
 
     def regroup(self, module: nn.Module, hook: AlignDevicesHook) -> None:
-        """Set the hook up anew for the module as it is now, and hook its parts."""
+        """Set the hook up again for the module as it is now, and hook its parts."""
 
         def is_ours(other: ModelHook) -> bool:
             return (

@@ -7,9 +7,9 @@ parameter is made real: its part of the log runs on the host, with the same rand
 ``nn.Parameter(torch.randn(100_000, 8192) * 0.02)`` costs nothing, and
 ``register_buffer("inv_freq", 1 / base ** (torch.arange(0, dim, 2) / dim))`` has its values.
 
-Why not compute all that is no parameter at once, on the host? When a tensor is made, nobody can
-tell: a parameter of 100 GB begins as a random tensor of 100 GB. And the numbers that a buffer draws
-depend on what the parameters before it drew.
+Why not compute all that is no parameter at once, on the host? Because it is not known when a tensor
+is made what becomes of it: a parameter of 100 GB begins as a random tensor of 100 GB. And the
+numbers that a buffer draws depend on what the parameters before it drew.
 
 Nothing is patched: torch's modes are the thread's own, and registration is heard of through torch's
 hooks, which ask whether their thread is inside.
@@ -47,7 +47,7 @@ def init_empty_weights(include_buffers: bool | None = None) -> Iterator[None]:
 
     Random buffers are not those of a plain build where code inside reads a generator's state
     (``torch.get_rng_state``), or puts a generator back to a state from which it has already drawn
-    inside (the same seed twice): draws are put off, and torch tells nobody of either.
+    inside (the same seed twice): draws are put off, and torch reports neither.
 
     Args:
         include_buffers: whether buffers are empty too. By default they are real, since those that

@@ -231,7 +231,7 @@ class Log:
         for reference in self._holders.pop(storage, ()):
             tensor = reference()
             if tensor is None or storage_address(tensor) != storage:
-                continue  # nobody holds it, or its data has been exchanged since
+                continue  # it is not referenced any more, or its data has been exchanged since
             view = self.view(tensor)
             real = torch.Tensor._make_subclass(
                 type(tensor), self._real.tensor(view), tensor.requires_grad

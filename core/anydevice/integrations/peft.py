@@ -1,9 +1,9 @@
 """PEFT's adapters on a model that anydevice has dispatched. `transformers.enable` includes it.
 
-``PeftModel.from_pretrained`` removes an offloaded model's hooks and dispatches it anew, since its
+``PeftModel.from_pretrained`` removes an offloaded model's hooks and dispatches it again, since its
 own hooks cannot follow a module that is replaced. anydevice's can, so the model keeps its placement
-and hooks, and the adapters rest beside the weights that they belong to. Where the caller gives
-``max_memory`` or a dict as ``device_map``, the model is placed anew.
+and hooks, and the adapters rest next to the weights that they belong to. Where the caller gives
+``max_memory`` or a dict as ``device_map``, the model is placed again.
 
 Models that anydevice has not dispatched are left to PEFT's own functions.
 """

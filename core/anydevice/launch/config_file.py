@@ -172,7 +172,7 @@ def _read_type(kind: Any, values: dict[str, Any], origins: dict[str, str], path:
         origins.setdefault("device_type", "distributed_type")
     elif word != "NO":
         raise OptionError(
-            f"{path}: distributed_type {word} is not supported; write the file anew with "
+            f"{path}: distributed_type {word} is not supported; write a new file with "
             "`anydevice config`"
         )
 

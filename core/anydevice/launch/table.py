@@ -158,7 +158,7 @@ _RUN = (
     _S(
         "max_restarts",
         "int",
-        "start all processes anew so many times after a failure",
+        "restart all processes at most this many times after a failure",
         "processes",
         keys=("max_restarts",),
         least=0,

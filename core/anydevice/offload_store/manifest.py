@@ -205,7 +205,7 @@ def _digest(data: Mapping[str, Any]) -> str:
 
 def _read_file(item: Any, manifest: Path) -> StoredFile:
     file = StoredFile(str(item["path"]), _natural(item["nbytes"]), _natural(item["mtime_ns"]))
-    # What the store wrote is beside the manifest; what it points into has an absolute path.
+    # What the store wrote is next to the manifest; what it points into has an absolute path.
     if not os.path.isabs(file.path) and (
         os.path.basename(file.path) != file.path or not file.path.startswith(DATA_PREFIX)
     ):

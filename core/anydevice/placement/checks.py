@@ -65,7 +65,7 @@ def check_dtypes(inventory: Inventory, plan: Plan, bins: Sequence[Budget]) -> No
 
 
 def _supports(device: Device, dtype: DtypeLike) -> bool:
-    """Types that torch lacks, or has in name only (int4), are a quantizer's business."""
+    """Types that torch lacks, or has in name only (int4), are handled by the quantizer."""
     known = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if not isinstance(known, torch.dtype) or (dtype_bits(known) < 8 and "quint" not in str(known)):
         return True

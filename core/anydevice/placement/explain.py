@@ -89,7 +89,7 @@ def _refusal(share: Share, placed: Placed) -> str:
         return f"{need} is more than {share.key} has ({format_bytes(share.budget)})"
     if placed.size > share.budget - share.reserve:
         reserve = format_bytes(share.reserve)
-        return f"{need} does not fit {share.key} beside the {reserve} reserved for offloaded blocks"
+        return f"{need} does not fit {share.key}: {reserve} are reserved for offloaded blocks"
     if placed.size > share.free:
         return f"{share.key} is full ({format_bytes(share.free)} left)"
     return f"{share.key}'s run of blocks had ended"

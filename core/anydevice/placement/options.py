@@ -1,4 +1,4 @@
-"""What a placement is made from, beside the model: one object for all that take such options."""
+"""What a placement is made from, besides the model: one object for all that take such options."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Share:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Facts:
-    """All that a placement knows beside its device map; see `Placement`."""
+    """All that a placement knows besides its device map; see `Placement`."""
 
     model: str = ""
     blocks: tuple[Placed, ...] = ()

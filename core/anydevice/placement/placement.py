@@ -190,7 +190,7 @@ class Placement(Pictures, dict[str, Any]):
     def replace(self, changes: Mapping[str, DeviceLike]) -> Placement:
         """Return a placement with some blocks on other devices; this one stays as it is.
 
-        Bytes and reserves are counted anew. Budgets are not enforced: a share's ``free`` below 0
+        Bytes and reserves are counted again. Budgets are not enforced: a share's ``free`` below 0
         says that one is exceeded.
 
         Args:

@@ -57,7 +57,7 @@ class Plan:
         offload_buffers: whether buffers of offloaded blocks are stored with their parameters.
         resident: bytes of the blocks on the accelerators.
         is_tight: whether the reserve takes much of the accelerator that holds it, or nothing fits
-            beside it.
+            next to it.
         inventory: the blocks.
     """
 

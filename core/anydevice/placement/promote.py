@@ -25,8 +25,8 @@ def promote(
 ) -> list[int | None] | None:
     """Move one group that was left over to a device, if that breaks no law.
 
-    The walk asks whether a group fits beside the room that is kept. For the group that needs most
-    of it, the question is another: would it fit beside the room that the *others* need? And one
+    The walk asks whether a group fits next to the room that is kept. For the group that needs most
+    of it, the question is another: would it fit next to the room that the *others* need? And one
     that has ties to a group which the walk placed later weighs less in the end than it did.
 
     Args:

@@ -123,8 +123,8 @@ def resolve_device_map(
         model: the model.
         device_map: ``"auto"`` or ``"balanced"`` (as evenly as the budgets allow),
             ``"balanced_low_0"`` (with little on the first accelerator), ``"sequential"`` (fill one
-            after another), a single device, or a dict. The bytes of a `Placement` are counted anew,
-            since it may be another model's.
+            after another), a single device, or a dict. The bytes of a `Placement` are counted
+            again, since it may be another model's.
         options: see `infer_auto_device_map`.
         weights: the model's, where the caller has them.
 

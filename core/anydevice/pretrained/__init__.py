@@ -103,7 +103,7 @@ def from_pretrained(
 
     Raises:
         MissingDependencyError: transformers, or the package of a quantizer, is not installed.
-        UnknownArgumentError: an option is nobody's; the message says which one may be meant.
+        UnknownArgumentError: an option is unknown; the message suggests the nearest one.
         CheckpointNotFoundError: no checkpoint or config there.
         CheckpointMismatchError: the checkpoint lacks weights of the model, or shapes differ.
         ModelError: the class is not transformers', or a quantizer cannot load here.

@@ -112,7 +112,7 @@ class _AdaptedCheckpoint(Checkpoint):
         self._inner.check()
 
     def reopened(self) -> Checkpoint:
-        """The same names over files mapped anew."""
+        """The same names over files mapped again."""
         other = copy.copy(self)
         other._inner = self._inner.reopened()
         other._results = {}

@@ -61,7 +61,7 @@ def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
 
 
 def refuse_unknown(names: list[str]) -> None:
-    """Raise for arguments that nobody takes.
+    """Raise for unknown arguments.
 
     Raises:
         UnknownArgumentError: there is one.

@@ -1,4 +1,4 @@
-"""Which process this is, as the environment says: set by torchrun, SLURM or MPI, or by nobody.
+"""Which process this is, as the environment says: set by torchrun, SLURM or MPI, or not set.
 
 Nothing here writes ``os.environ``.
 """
@@ -29,8 +29,8 @@ class Launch:
         local_rank: from 0, among those on this machine.
         local_size: how many processes this machine runs.
         source: who started them, for messages.
-        address: where process 0 waits for the others; empty when nobody said.
-        port: its port; 0 when nobody said.
+        address: where process 0 waits for the others; empty when not set.
+        port: its port; 0 when not set.
     """
 
     rank: int = 0
@@ -67,7 +67,7 @@ def read_launch(environment: Mapping[str, str] | None = None) -> Launch:
         environment: instead of ``os.environ``.
 
     Raises:
-        ProcessGroupError: the variables contradict each other, or ask for processes that nobody
+        ProcessGroupError: the variables contradict each other, or ask for processes that nothing
             started.
 
     Example:

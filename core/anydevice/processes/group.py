@@ -1,6 +1,6 @@
 """Forming the process group: every process that was asked for, or an error that names the missing.
 
-The group has the device's collectives and always the host's beside them, since objects and
+The group has the device's collectives and always the host's next to them, since objects and
 checkpoints travel there.
 """
 

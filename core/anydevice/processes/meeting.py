@@ -244,7 +244,7 @@ def _show(doing: dict[str, Any]) -> str:
 
 
 def _own_connection(store: Any) -> Any:
-    """A connection of our own: one that waits blocks whoever else uses it."""
+    """A connection of our own: one that waits blocks all other users."""
     with contextlib.suppress(Exception):  # older versions of torch, and files, have no clone
         return store.clone()
     return store

@@ -25,7 +25,7 @@ _c10d: Any = dist
 
 HOST: Final = "cpu"
 
-#: How long one rank waits for the others at a collective, where nobody said.
+#: How long one rank waits for the others at a collective, by default.
 _LIMIT: Final = datetime.timedelta(minutes=10)
 
 

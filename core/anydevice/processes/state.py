@@ -112,7 +112,7 @@ class PartialState:
 
     @classmethod
     def _reset_state(cls) -> None:
-        """Forget all, so that the next one made starts anew. The process group goes on."""
+        """Clear the state, so that the next instance starts again. The process group goes on."""
         cls._shared_state.clear()
 
     @property

@@ -2,7 +2,7 @@
 
 Discovery is lazy (the first call of any function here), done once a process, and safe under
 threads and fork. A plugin that fails to import, or returns nonsense, is left out and listed; it
-never breaks ``import anydevice`` or another device. Whether a device is *available* is asked anew
+never breaks ``import anydevice`` or another device. Whether a device is *available* is asked again
 each time, since a driver or a simulator may come later; only a vendor's package that is not
 installed, or that is slow, is not asked again until `refresh`.
 
@@ -53,7 +53,7 @@ class _Registry:
         self._lock = threading.RLock()
 
     def reset(self) -> None:
-        """Forget all, so that the next call discovers anew."""
+        """Clear the state, so that the next call discovers again."""
         with self._lock:
             self._records = None
 

@@ -155,7 +155,7 @@ def _excluded(record: BackendRecord) -> BackendRecord:
 
 
 def _mark_duplicates(records: list[BackendRecord], selection: Selection) -> None:
-    """Leave one backend for each type, or none where two packages claim it and nobody picked."""
+    """Leave one backend for each type, or none where two packages claim it and none is selected."""
     by_type: dict[str, list[BackendRecord]] = {}
     for record in records:
         if record.backend is not None:

@@ -92,7 +92,7 @@ class GradientState:
 
     @classmethod
     def _reset_state(cls) -> None:
-        """Forget all, so that the next one made starts anew."""
+        """Clear the state, so that the next instance starts again."""
         cls._shared_state.clear()
 
     @property

@@ -1,7 +1,7 @@
 """Starting processes from a notebook or a test: they are spawned, never forked.
 
 A forked process has a copy of this one's threads' locks and of a device's runtime, and neither
-works there. A spawned one imports the function anew, so it must stand in a file, or be one that
+works there. A spawned one imports the function again, so it must stand in a file, or be one that
 can be sent as it is.
 """
 

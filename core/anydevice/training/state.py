@@ -1,4 +1,4 @@
-"""What a process knows of its training: beside `PartialState`, the precision and the engine."""
+"""The state of training: what `PartialState` has, the precision and the engine."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class AcceleratorState:
 
     @classmethod
     def _reset_state(cls, reset_partial_state: bool = False) -> None:
-        """Forget all, so that the next one made starts anew."""
+        """Clear the state, so that the next instance starts again."""
         cls._shared_state.clear()
         if reset_partial_state:
             PartialState._reset_state()

@@ -23,10 +23,10 @@ _BATCH: Final = 64 << 20
 def copy_batch(tensors: Sequence[torch.Tensor], device: Device) -> list[torch.Tensor]:
     """Copy tensors to a device, in few copies that are queued together.
 
-    From the host to a device with streams they are copied on a stream of their own, beside whatever
-    the device still computes; the current stream's later work finds them there, and the host does
-    not wait (except for memory that is not page-locked, which it must read). All others are moved
-    one by one.
+    From the host to a device with streams they are copied on a stream of their own, concurrently
+    with what the device still computes; the current stream's later work finds them there, and the
+    host does not wait (except for memory that is not page-locked, which it must read). All others
+    are moved one by one.
 
     Args:
         tensors: on any device; detached. A tensor that comes twice is copied once.

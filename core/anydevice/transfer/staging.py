@@ -1,8 +1,9 @@
 """Staging: a ring of host buffers between slow memory and a device.
 
 A buffer is filled from files or pageable memory and copied out of; it is filled again once the
-copies out of it are over. Copies from page-locked buffers run beside the host's and the device's
-other work, so disk, link and computation are busy at once, and little memory is page-locked.
+copies out of it are over. Copies from page-locked buffers run concurrently with other work
+of the host and the device, so disk, link and computation are busy at once, and little memory is
+page-locked.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def _restore(
 def _is_doubtful(module: nn.Module, busy: set[int]) -> bool:
     """Whether a module may have changed its buffers without their versions telling.
 
-    Batch norm's kernel updates the running statistics so; it counts its batches in a buffer beside
+    Batch norm's kernel updates the running statistics so; it counts its batches in a buffer next to
     them, whose version tells. Others write to ``buffer.data`` while they are trained.
     """
     if id(module) in busy:

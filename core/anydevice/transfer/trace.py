@@ -16,9 +16,9 @@ __all__ = ["ExecutionTrace", "ForwardPass", "PassCall"]
 
 #: How many orders are kept: a model is entered in a few ways (prompt, token, encoder, backward).
 _KEPT: Final = 16
-#: A pass that never comes back to its first group is cut off after so many times all groups.
+#: A pass that never comes back to its first group is cut off after this many times all groups.
 _LONGEST: Final = 8
-#: A group that was guessed wrongly so many times more than rightly is not guessed for a while.
+#: A group that was guessed wrongly this many times more than rightly is not guessed for a while.
 _PATIENCE: Final = -2
 
 

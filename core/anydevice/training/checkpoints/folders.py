@@ -1,9 +1,9 @@
 """Folders of checkpoints: complete or absent, numbered by what is on the disk.
 
-[Note: how a crash leaves them] A checkpoint is written into a folder beside its own, whose name
+[Note: how a crash leaves them] A checkpoint is written into a folder next to its own, whose name
 begins with a dot, and is renamed when every process has written its part and the files are on the
 disk. Where the folder is there already, it may hold the user's other files: the new ones are put
-beside them in a folder ``.staged``, whose renaming to that name is the moment at which the new
+next to them in a folder ``.staged``, whose renaming to that name is the moment at which the new
 checkpoint counts; then each is moved to its place. A process that ends before that moment leaves
 the old checkpoint, one that ends after it leaves the rest of the moves, which `complete` makes up
 for before anything is read or written.

@@ -36,7 +36,7 @@ def load_checkpoint(
         request: what is loaded.
         folder: written by `save_checkpoint`, or by the reference.
         resume: the next iteration of each loader goes on where it was saved; else it begins the
-            epoch anew, for scripts that skip batches themselves.
+            epoch again, for scripts that skip batches themselves.
         load_kwargs: for `torch.load`.
         **model: ``strict``, for the models.
 

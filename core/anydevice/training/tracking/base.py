@@ -104,7 +104,7 @@ def find_tracker(name: str) -> type[GeneralTracker]:
     """The tracker of that name.
 
     Raises:
-        OptionError: nobody offers it, or it is no tracker.
+        OptionError: no tracker has this name, or it is not a tracker.
     """
     found = list(entry_points(group=TRACKER_GROUP, name=name))
     if not found:

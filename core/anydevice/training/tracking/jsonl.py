@@ -48,7 +48,7 @@ class JSONLinesTracker(GeneralTracker):
         self._file = file
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Write ``config.json`` beside the file."""
+        """Write ``config.json`` next to the file."""
         text = json.dumps(flat(values), default=str, indent=2)
         (self.folder / "config.json").write_text(text, encoding="utf-8")
 

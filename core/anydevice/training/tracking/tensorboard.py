@@ -64,7 +64,7 @@ class TensorBoardTracker(GeneralTracker):
         self.writer = SummaryWriter(self.logging_dir, **self._kwargs)
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Keep settings as hyperparameters, and as ``hparams.json`` beside."""
+        """Keep settings as hyperparameters, and as ``hparams.json`` too."""
         plain = {
             key: value if isinstance(value, (bool, int, float, str)) else str(value)
             for key, value in flat(values).items()
