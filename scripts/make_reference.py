@@ -17,6 +17,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "reference.md"
 MODULES = (
     "anydevice",
     "anydevice.data_loader",
+    "anydevice.distributed",
     "anydevice.engines",
     "anydevice.hooks",
     "anydevice.state",

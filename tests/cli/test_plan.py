@@ -6,6 +6,7 @@ import pytest
 from safetensors.torch import load_file
 
 from anydevice import cli
+from anydevice.cli.plan_hosts import read_link
 from anydevice_conformance.simulator.backend import SimulatorBackend
 
 GIB = 1 << 30
@@ -188,3 +189,47 @@ def test_the_smallest_device_runs_it_and_a_smaller_one_does_not(capsys, tiny_lla
     assert found["largest_block"] / 4 < found["device_with_offload"] < found["device"]
     assert runs(found["device_with_offload"])
     assert not runs(int(found["device_with_offload"] * 0.95))
+
+
+def test_hosts_that_are_not_here(tiny_llama, capsys):
+    options = ["--hosts", "3", "--link", "1MB/s", "--device", "foo=200KB", "--batch", "2"]
+    words = ["plan", str(tiny_llama), *options, "--context", "8", "--microbatches", "4"]
+    assert cli.main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    blocks = [(row["first"], row["blocks"]) for row in found["hosts"]]
+    assert blocks == [("model.layers.0", 2), ("model.layers.2", 2), ("model.layers.4", 2)]
+    # Two crossings, of two sequences of 32 numbers of 4 bytes.
+    assert found["link_time_per_token"] == pytest.approx(2 * 2 * 32 * 4 / 1e6)
+    assert found["link_time_of_prefill"] == pytest.approx(8 * 2 * 2 * 32 * 4 / 1e6)
+    assert found["logits_time_per_token"] == pytest.approx(2 * 128 * 4 / 1e6)
+    assert found["bubble"] == pytest.approx(2 / 6)
+    assert set(found["formulas"]) <= set(found)
+    # Keys and values of two layers: 2 sequences of 8 tokens, 2 heads of 8 numbers.
+    assert all(row["cache"] == 2 * 2 * 2 * 8 * 2 * 8 * 4 for row in found["hosts"])
+    assert cli.main(words) == 0
+    out = capsys.readouterr().out
+    assert "(hosts - 1) / (microbatches + hosts - 1)" in out
+    assert "33%" in out
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--hosts", "7"], "6 blocks"),
+        (["--hosts", "0"], "--hosts 0"),
+        (["--hosts", "2", "--link", "fast"], "--link 'fast'"),
+        (["--link", "1GB/s"], "--hosts"),
+        (["--hosts", "2", "--dtype", "int4"], "--dtype int4"),
+        (["--hosts", "2", "--device", "foo=1KB", "--disk", "0"], "does not fit"),
+    ],
+)
+def test_hosts_that_cannot_be_planned(tiny_llama, capsys, options, said):
+    assert cli.main(["plan", str(tiny_llama), *options]) == 1
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"), [("25GB/s", 25e9), ("200Gb/s", 25e9), ("1GiB/s", 2**30), ("8kbit/s", 1e3)]
+)
+def test_a_link(text, rate):
+    assert read_link(text) == rate

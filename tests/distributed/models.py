@@ -71,12 +71,12 @@ def answers(model, device="cpu"):
     """Logits, and tokens greedy, sampled and by beams; on the host."""
     inputs = batch(device)
     found = {"logits": model(**inputs).logits}
-    greedy = {"max_new_tokens": 6, "do_sample": False}
+    greedy = {"max_new_tokens": 4, "do_sample": False}
     found["greedy"] = model.generate(**inputs, **greedy)
     found["alone"] = model.generate(inputs["input_ids"][:1], **greedy)
     found["beams"] = model.generate(**inputs, **greedy, num_beams=2)
     torch.manual_seed(7)
-    found["sampled"] = model.generate(**inputs, max_new_tokens=6, do_sample=True)
+    found["sampled"] = model.generate(**inputs, max_new_tokens=4, do_sample=True)
     found["uncached"] = model.generate(**inputs, **greedy, use_cache=False)
     found["static"] = model.generate(
         **inputs, **greedy, cache_implementation="static", disable_compile=True

@@ -1,8 +1,14 @@
-"""What ranks do in the tests of pipelines."""
+"""What ranks do in the tests of models over several processes."""
 
 from __future__ import annotations
 
+import datetime
+import itertools
+import os
+
+import torch
 from distributed import models
+from torch import nn
 
 import anydevice
 from anydevice.distributed import load_pipeline, load_tensor_parallel
@@ -28,3 +34,93 @@ def divided(rank, size, folders):
         nbytes = sum(t.numel() * t.element_size() for t in here.values())
         found[name] = models.answers(model, device), nbytes
     return found
+
+
+def narrowing():
+    """A model of plain layers whose hidden states change their width."""
+    torch.manual_seed(0)
+    widths = [6, 10, 4, 8, 8, 3]
+    pairs = itertools.pairwise(widths)
+    return nn.Sequential(*[nn.Sequential(nn.Linear(a, b), nn.Tanh()) for a, b in pairs])
+
+
+def plain_models(rank, size):
+    """Outputs of a plain model, in one process and over the ranks, whole and in microbatches."""
+    device = anydevice.PartialState().device
+    inputs = torch.arange(24.0).reshape(4, 6) / 24
+    found = {"alone": narrowing()(inputs).detach()}
+    for count in (1, 2, 4):
+        model = load_pipeline(narrowing(), example_inputs=inputs, microbatches=count)
+        found[count] = model(inputs.to(device)).cpu()
+    found["another batch"] = model(inputs.to(device)[:2]).cpu()
+    return found
+
+
+def offloaded(rank, size, folder):
+    """Answers where each rank's device holds about one block; and where its weights rest."""
+    device = anydevice.PartialState().device
+    budgets = {str(device): "45KB", "cpu": "10MB"}
+    model = load_pipeline(folder, max_memory=budgets)
+    placed = {str(kind) for kind in model.hf_device_map.values()}
+    return models.answers(model, device), placed, str(device)
+
+
+def said(function):
+    """The error that a call raises: its class and message."""
+    try:
+        function()
+    except Exception as error:  # noqa: BLE001 - torch's own too
+        return type(error).__name__, str(error)
+    return "no error", ""
+
+
+def faults(rank, size, folder):
+    """What is said of arguments that differ between ranks, or cannot be used; and what can."""
+    import transformers as tf
+
+    model = load_pipeline(folder)
+    ids = models.batch()["input_ids"]
+    t5 = tf.T5Config(vocab_size=32, d_model=8, d_kv=4, d_ff=8, num_layers=2, num_heads=2)
+    with anydevice.init_empty_weights(include_buffers=False):
+        shared_bias = tf.T5ForConditionalGeneration(t5)
+    inputs = {**models.batch(), "labels": models.batch()["input_ids"]}
+    torch.manual_seed(rank)
+    small = {"cpu": "1KB"} if rank == 1 else {"cpu": "1GB"}
+    return {
+        "loss": model(**inputs).loss,
+        "drawn": model.generate(**models.batch(), max_new_tokens=4, do_sample=True),
+        "mean": said(lambda: load_pipeline(folder, microbatches=3)(**inputs)),
+        "microbatches": said(lambda: load_pipeline(folder, microbatches=1 + rank)),
+        "inputs": said(lambda: model.generate(ids + rank, max_new_tokens=2)),
+        "shapes": said(lambda: model(ids[: 2 + rank])),
+        "states": said(lambda: model(ids, output_hidden_states=True)),
+        "small": said(lambda: load_pipeline(folder, max_memory=small, offload=False)),
+        "bias": said(lambda: load_pipeline(shared_bias, checkpoint=folder)),
+        "empty": said(lambda: load_pipeline(shared_bias)),
+        "labels": said(lambda: model(ids, labels=ids[:1, :2])),
+        "dtype": said(lambda: load_pipeline(narrowing(), dtype="bfloat16")),
+        "example": said(lambda: load_pipeline(narrowing())),
+        "plan": said(lambda: load_tensor_parallel(narrowing())),
+    }
+
+
+def missing(rank, size, folder):
+    """What is said of a rank that does not come to load."""
+    anydevice.PartialState(timeout=datetime.timedelta(seconds=1.5))
+    return "left" if rank == 1 else said(lambda: load_pipeline(folder))
+
+
+def dying(rank, size, folder):
+    """What is said of a rank that dies while tokens are generated."""
+    model = load_pipeline(folder)
+    if rank == 1:
+        block = model.get_submodule(model.anydevice_stage.blocks[0])
+        calls = []
+
+        def die(*_):
+            calls.append(1)
+            if len(calls) > 4:
+                os._exit(3)
+
+        block.register_forward_pre_hook(die)
+    return said(lambda: model.generate(**models.batch(), max_new_tokens=8))

@@ -30,6 +30,14 @@ def test_digits(size, arguments):
     assert found[0] > 0.7
 
 
+def test_text_is_generated_over_processes():
+    alone = run_ranks(example_ranks.run, 1, "cpu", "generate_over_processes", "--cpu")[0]
+    assert len(alone) == len("Once upon a time") + 20
+    for more in ([], ["--tensor-parallel"]):
+        found = run_ranks(example_ranks.run, 2, "cpu", "generate_over_processes", "--cpu", *more)
+        assert found == [alone, alone]
+
+
 def test_the_language_model_goes_on_in_the_middle_of_an_epoch(tmp_path):
     def train(size, folder, *arguments):
         options = ("--cpu", "--epochs", "1", "--folder", str(tmp_path / folder), *arguments)

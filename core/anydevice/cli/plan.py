@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import sys
 import warnings
@@ -11,14 +10,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-import torch
 from torch import nn
 
 from anydevice.cli.empty_model import add_model_arguments, held_dtype, read_empty_model
 from anydevice.cli.given_machine import HOST, Machine, read_machine, read_size
 from anydevice.cli.network import cache_only_when_unreachable
+from anydevice.cli.plan_hosts import HostsRequest, plan_hosts, read_link
+from anydevice.cli.running import Running, add_caches, read_running
 from anydevice.cli.text import size_text, table
-from anydevice.errors import ModelError
+from anydevice.errors import OptionError
 from anydevice.placement import Placement, PlacementOptions, resolve_device_map
 from anydevice.placement.pictures import picture_path
 
@@ -53,27 +53,24 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument(
         "--context", type=int, default=0, metavar="N", help="tokens of each: cache and activations"
     )
+    parser.add_argument(
+        "--hosts",
+        type=int,
+        metavar="N",
+        help="plan stages over so many machines, each with these devices",
+    )
+    parser.add_argument(
+        "--link", metavar="RATE", help="between two machines, such as 25GB/s; with --hosts"
+    )
+    parser.add_argument(
+        "--microbatches", type=int, default=1, metavar="N", help="parts of a batch; with --hosts"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.add_argument("--explain", action="store_true", help="say why each block went there")
     parser.add_argument(
         "--picture", metavar="FILE", help="draw it: a name that ends in .svg, .png, .html or .txt"
     )
     parser.set_defaults(run=_run)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Running:
-    """Bytes that a forward pass needs besides the weights; 0 where nothing was asked for.
-
-    Attributes:
-        cache: keys and values of one layer.
-        layers: full names of the layers that keep them.
-        activations: of the widest moment.
-    """
-
-    cache: int = 0
-    layers: tuple[str, ...] = ()
-    activations: int = 0
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -83,7 +80,14 @@ def _run(args: argparse.Namespace) -> int:
     with cache_only_when_unreachable(args.model):
         model, config = read_empty_model(args)
     dtype = args.dtype if args.dtype in ("int4", "int8") else held_dtype(args.dtype, config)
-    running = _running(args, model, config, dtype)
+    running = read_running(args, model, config, dtype)
+    if args.hosts is not None:
+        add_caches(model, running)
+        request = _for_hosts(args, machine, running)
+        print(plan_hosts(model, config, dtype, request, as_json=args.json))
+        return 0
+    if args.link is not None:
+        raise OptionError("--link is between machines: say how many with --hosts")
     placement, cache = _plan(model, machine, dtype, running, args.disk)
     if args.picture:
         placement.save_picture(args.picture)
@@ -98,56 +102,26 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-# ---------------------------------------------------------------------- cache and activations
-
-
-def _running(
-    args: argparse.Namespace, model: nn.Module, config: Any | None, dtype: Any
-) -> _Running:
-    """What ``--batch`` and ``--context`` ask for, from the config's numbers."""
-    if not args.batch and not args.context:
-        return _Running()
-    if args.batch < 0 or args.context < 0:
-        raise ModelError("--batch and --context are numbers from 1 on")
-    text = getattr(config, "text_config", None) or config
-    count = getattr(text, "num_hidden_layers", None)
-    heads = getattr(text, "num_attention_heads", None)
-    width = getattr(text, "hidden_size", None)
-    if not (count and heads and width):
-        raise ModelError(
-            f"{args.model}: --batch and --context need a config that tells layers, heads and "
-            "hidden size"
-        )
-    layers = _layers(model, count)
-    tokens = max(args.batch, 1) * max(args.context, 1)
-    element = dtype.itemsize if isinstance(dtype, torch.dtype) else 2
-    kv_heads = getattr(text, "num_key_value_heads", None) or heads
-    head = getattr(text, "head_dim", None) or width // heads
-    cached = tokens
-    window = getattr(text, "sliding_window", None)
-    if window and getattr(text, "use_sliding_window", True):
-        cached = max(args.batch, 1) * min(max(args.context, 1), window)
-    decodes = not getattr(text, "is_encoder_decoder", False) and hasattr(model, "generate")
-    cache = 2 * cached * kv_heads * head * element if decodes else 0
-    inner = getattr(text, "intermediate_size", None) or 4 * width
-    vocabulary = getattr(text, "vocab_size", None) or 0
-    activations = tokens * (4 * width + 2 * inner) * element + tokens * vocabulary * 4
-    return _Running(cache, layers, activations)
-
-
-def _layers(model: nn.Module, count: int) -> tuple[str, ...]:
-    """The full names of the model's layers: of the longest list of so many modules."""
-    for name, module in model.named_modules():
-        if isinstance(module, nn.ModuleList) and len(module) == count:
-            return tuple(f"{name}.{i}" for i in range(count))
-    raise ModelError(f"{type(model).__name__}: no list of {count} layers, as its config says")
+def _for_hosts(args: argparse.Namespace, machine: Machine, running: Running) -> HostsRequest:
+    return HostsRequest(
+        args.model,
+        args.hosts,
+        None if args.link is None else read_link(args.link),
+        args.microbatches,
+        args.batch,
+        args.context,
+        machine.budgets,
+        running.activations,
+        running.cache,
+        args.disk is None or read_size("--disk", args.disk, args.disk) > 0,
+    )
 
 
 # ---------------------------------------------------------------------- the plan
 
 
 def _plan(
-    model: nn.Module, machine: Machine, dtype: Any, running: _Running, disk: str | None
+    model: nn.Module, machine: Machine, dtype: Any, running: Running, disk: str | None
 ) -> tuple[Placement, dict[str, int]]:
     """The placement, and the bytes of cache on each device.
 
@@ -155,9 +129,7 @@ def _plan(
     which for an offloaded layer is the main device, as the planner does with buffers; where the
     main device is too small for that, it rests with the layer.
     """
-    for name in running.layers if running.cache else ():
-        cache = torch.empty(running.cache, dtype=torch.uint8, device="meta")
-        model.get_submodule(name).register_buffer("anydevice_cache", cache, persistent=False)
+    add_caches(model, running)
     options: dict[str, Any] = {} if disk is None else {"disk": read_size("--disk", disk, disk)}
     if running.activations and machine.budgets is not None:
         options["headroom"] = {
@@ -176,7 +148,7 @@ def _plan(
     return placement, _cache_by_device(placement, machine, running)
 
 
-def _cache_by_device(placement: Placement, machine: Machine, running: _Running) -> dict[str, int]:
+def _cache_by_device(placement: Placement, machine: Machine, running: Running) -> dict[str, int]:
     found: Counter[str] = Counter()
     for layer in running.layers if running.cache else ():
         key = _device_of(placement, layer)
@@ -200,7 +172,7 @@ def _device_of(placement: Mapping[str, Any], name: str) -> Any:
 
 
 def _rows(
-    placement: Placement, machine: Machine, running: _Running, cache: Mapping[str, int]
+    placement: Placement, machine: Machine, running: Running, cache: Mapping[str, int]
 ) -> Sequence[dict[str, Any]]:
     rows = []
     for share in placement.shares.values():
@@ -223,7 +195,7 @@ def _rows(
 
 
 def _table(
-    placement: Placement, machine: Machine, running: _Running, cache: Mapping[str, int]
+    placement: Placement, machine: Machine, running: Running, cache: Mapping[str, int]
 ) -> str:
     columns = ["device", "budget", "weights", "reserved", "cache", "activations", "free"]
     rows = [
@@ -249,7 +221,7 @@ def _as_json(
     name: str,
     placement: Placement,
     machine: Machine,
-    running: _Running,
+    running: Running,
     cache: Mapping[str, int],
 ) -> dict[str, Any]:
     main = placement.main_device

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from anydevice.errors import ModelError, OptionError
+from anydevice.errors import OptionError
 
 __all__ = ["Failure", "join", "share"]
 
@@ -38,6 +38,11 @@ class Failure:
     """In place of the outputs: why there are none."""
 
     reason: str
+
+    @classmethod
+    def of(cls, error: Exception) -> Failure:
+        """For an error."""
+        return cls(f"{type(error).__name__}: {error}")
 
 
 def join(outputs: Sequence[Any]) -> Any:
@@ -72,27 +77,36 @@ def share(output: Any, own: Mapping[str, Any], source: int, device: torch.device
     """Give the last stage's output to every rank, which must all call it.
 
     Args:
-        output: on the rank ``source``; a `Failure` is raised everywhere else.
+        output: on the rank ``source``; perhaps a `Failure`.
         own: objects of which each rank has its own, by name.
         source: the rank that has the output.
         device: of this rank.
 
-    Raises:
-        ModelError: the last stage failed; or its output holds an object that cannot be sent.
+    Returns:
+        The output; or a `Failure`, also where it holds an object that cannot be sent.
     """
     is_source = dist.get_rank() == source
     tensors: list[torch.Tensor] = []
-    plan: list[Any] = [_describe(output, own, tensors) if is_source else None]
+    plan: list[Any] = [_plan(output, own, tensors) if is_source else None]
     dist.broadcast_object_list(plan, src=source, device=torch.device("cpu"))
     if isinstance(plan[0], Failure):
-        if is_source:
-            return plan[0]
-        raise ModelError(f"the last stage of the pipeline, rank {source}, failed: {plan[0].reason}")
+        return plan[0]
     if is_source:
         for tensor in tensors:
             _send(tensor, source)
         return output
     return _receive(plan[0], own, source, device)
+
+
+class _CannotSendError(Exception):
+    """An object in the output."""
+
+
+def _plan(output: Any, own: Mapping[str, Any], tensors: list[torch.Tensor]) -> Any:
+    try:
+        return _describe(output, own, tensors)
+    except _CannotSendError as error:
+        return Failure(str(error))
 
 
 def _describe(output: Any, own: Mapping[str, Any], tensors: list[torch.Tensor]) -> Any:
@@ -109,8 +123,10 @@ def _describe(output: Any, own: Mapping[str, Any], tensors: list[torch.Tensor]) 
         return _sequence_like(output, [_describe(item, own, tensors) for item in output])
     try:
         pickle.dumps(output)
-    except Exception as error:  # noqa: BLE001 - an object can fail in any way
-        return Failure(f"its output holds a {type(output).__name__}, which cannot be sent: {error}")
+    except Exception as error:
+        raise _CannotSendError(
+            f"its output holds a {type(output).__name__}, which cannot be sent: {error}"
+        ) from error
     return output
 
 

@@ -96,38 +96,45 @@ class Pipeline:
         self._own = {k: v for k, v in kwargs.items() if not isinstance(v, PLAIN)}
         if self.state.num_processes == 1:
             return join([self._run(*chunk) for chunk in self._chunks])
+        failure = self._step(self._schedule())
+        output: Any = None
+        if self.stage.is_last:
+            output = self._joined() if failure is None else Failure.of(failure)
+        elif failure is not None:
+            raise failure
         with self.state.collective("forward of a pipeline"):
-            failure = self._run_schedule()
-            output: Any = None
-            if self.stage.is_last:
-                output = Failure(f"{type(failure).__name__}: {failure}") if failure else None
-                output = output or self._joined()
             output = share(output, self._own, self.state.num_processes - 1, self.state.device)
         if failure is not None:
             raise failure
         if isinstance(output, Failure):
-            raise OptionError(output.reason)
+            raise ModelError(f"the last stage of the pipeline failed: {output.reason}")
         return output
 
     def _joined(self) -> Any:
         try:
             return join(self._outputs)
         except OptionError as error:
-            return Failure(str(error))
+            return Failure.of(error)
         finally:
             self._outputs = []
 
-    def _run_schedule(self) -> Exception | None:
-        """Run this rank's part. An error on the last rank is returned, so that all are told."""
-        schedule = self._schedule()
+    def _step(self, schedule: Any) -> Exception | None:
+        """Run this rank's part.
+
+        Returns:
+            The error of the model's own code, if there was one.
+
+        Raises:
+            ProcessGroupError: hidden states could not be sent or received.
+        """
         self._index, self._outputs = 0, []
-        try:
-            schedule.step()
-        except RuntimeError as error:
-            cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
-            if self.stage.is_last and cause is not error:
-                return cause
-            raise cause from None
+        with self.state.collective("forward of a pipeline"):
+            try:
+                schedule.step()
+            except RuntimeError as error:
+                if isinstance(error.__cause__, Exception):  # so torch wraps what a stage raises
+                    return error.__cause__
+                raise
         return None
 
     def run_chunk(self, *received: torch.Tensor) -> torch.Tensor:

@@ -158,7 +158,8 @@ class _Share(nn.Module):
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         super().__init__()
         for index, tensor in enumerate(tensors):
-            self.register_buffer(str(index), torch.empty_like(tensor))
+            empty = nn.Parameter(torch.empty_like(tensor), requires_grad=False)
+            self.register_parameter(str(index), empty)
 
 
 def _shares(chain: Chain) -> list[list[torch.Tensor]]:
