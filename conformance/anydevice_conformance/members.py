@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 import torch
@@ -375,6 +376,21 @@ def _streams(subject: Subject) -> Iterator[Probe]:
             raise ZeroDivisionError
         _assert_current(subject, current, "after use_stream")
 
+    def apart(index: int) -> None:
+        main, one, two = (subject.backend.new_stream(index) for _ in range(3))
+        with ThreadPoolExecutor(1) as pool, contextlib.ExitStack() as theirs:
+            before = pool.submit(subject.backend.current_stream, index).result()
+            with subject.backend.use_stream(main):
+                with subject.backend.use_stream(one):
+                    pool.submit(theirs.enter_context, subject.backend.use_stream(two)).result()
+                found = subject.backend.current_stream(index)
+                assert found == main, f"another thread's use_stream changed this one's to {found}"
+                inside = pool.submit(subject.backend.current_stream, index).result()
+                assert inside == two, f"a thread's stream ended with another's: it is {inside}"
+                pool.submit(theirs.close).result()
+            after = pool.submit(subject.backend.current_stream, index).result()
+            assert after == before, f"a thread's stream was {before}, and is {after}"
+
     def ordering(index: int) -> None:
         values = torch.arange(1500.0)
         there = values.to(subject.device(index))
@@ -396,7 +412,7 @@ def _streams(subject: Subject) -> Iterator[Probe]:
         with backend.use_stream(one):
             copy = (there * 7).to(host, non_blocking=True)
         event = backend.record_event(one)
-        later = [backend.record_event(two) for _ in range(40)]
+        later = [backend.record_event(two) for _ in range(200)]  # more than a pool has
         backend.synchronize_event(event)
         assert torch.equal(copy, values * 7), "synchronize_event returned before the work was done"
         del later
@@ -431,6 +447,7 @@ def _streams(subject: Subject) -> Iterator[Probe]:
             raise ZeroDivisionError
 
     yield Probe("new_stream, current_stream and use_stream", using, failing)
+    yield Probe("use_stream in two threads", apart)
     yield Probe("record_event and wait_event", ordering, repeat)
     yield Probe("record_event and synchronize_event", events, subject.backend.new_stream)
     yield Probe("wait_event between devices", crossing)

@@ -183,9 +183,8 @@ def _values(collective: Collective, rank: int, number: int) -> torch.Tensor:
 def _difference(found: torch.Tensor, wanted: torch.Tensor) -> str:
     if found.shape != wanted.shape or found.dtype != wanted.dtype:
         return f"{found.dtype} {tuple(found.shape)} for {wanted.dtype} {tuple(wanted.shape)}"
-    places = [
-        i for i in range(wanted.numel()) if not same_bits(found[i : i + 1], wanted[i : i + 1])
-    ]
+    bits = [t.contiguous().view(torch.uint8).view(t.numel(), -1) for t in (found, wanted)]
+    places = (bits[0] != bits[1]).any(1).nonzero().flatten().tolist()
     first = places[0]
     return (
         f"{len(places)} wrong of {wanted.numel()}; at {first} {found[first].item()} "

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from mutants import gallery, installed
+from mutation.harmless import HARMLESS
 from mutation.rules import chosen, made, member_of
 
 from anydevice import registry
@@ -84,3 +85,8 @@ def test_rules_reach_every_member_of_the_interface():
     assert len(members) > 20
     assert {member_of(name) for name in chosen(100)} == members
     assert chosen(50, seed=3) == chosen(50, seed=3) != chosen(50, seed=4)
+
+
+def test_harmless_mutants_are_still_made_and_have_reasons():
+    assert [name for name in HARMLESS if name not in made()] == []
+    assert [name for name, reason in HARMLESS.items() if len(reason) < 20] == []

@@ -387,6 +387,9 @@ def test_advice_leads_only_to_what_failed_too():
         assert ("report it to anydevice" in text) != there
 
 
+QUICK = {"event": "stamps", "quick": True, "seed": 3}
+
+
 def test_a_failure_shows_its_first_line_and_its_counterexample():
     message = "values changed\nassert a == b\ncounterexample: <move of float32 (3,)>\nseed 0"
     found = result("test_MOV_025_every_move", "failed", message, case="1")
@@ -395,6 +398,8 @@ def test_a_failure_shows_its_first_line_and_its_counterexample():
     assert "&lt;move of float32 (3,)&gt;</code>" in html
     assert "device 1" in html
     assert "-k test_MOV_025_every_move" in html
+    assert "--anydevice-quick" not in html
+    assert "--anydevice-quick" in page(reports.build([*events(), found, QUICK]))
     assert 'href="#MOV-025"' in html
     assert 'id="MOV-025"' in html
 

@@ -60,6 +60,8 @@ def command(report: Mapping[str, Any], check: str) -> str:
     stamps = report["stamps"]
     words = ["pytest", "--pyargs", "anydevice_conformance", "-k", check]
     words += ["--anydevice-backend", str(stamps.get("device_type", "?"))]
+    if stamps.get("quick"):
+        words.append("--anydevice-quick")
     if stamps.get("seed"):
         words += ["--anydevice-seed", str(stamps["seed"])]
     if stamps.get("examples"):

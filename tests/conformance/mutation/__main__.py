@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import torch
 from mutants import gallery
 
+from mutation.harmless import HARMLESS
 from mutation.rules import GROUPS_OF, chosen, made, member_of
 from mutation.warm import BIG_MACHINE, MACHINE, Outcome, Trial, checks_of, run_trials
 
@@ -41,9 +42,12 @@ def main() -> int:
 
 
 def _rules(args: argparse.Namespace) -> list[Outcome]:
-    names = [n for n in chosen(args.count, args.seed) if args.only in n]
+    drawn = chosen(args.count, args.seed)
+    names = [n for n in drawn if args.only in n and n not in HARMLESS]
     if args.only and not names:
         names = [n for n in made() if args.only in n]
+    for name in set(drawn) & set(HARMLESS):
+        print(f"harmless {name}: {HARMLESS[name]}", file=sys.stderr)
     outcomes = run_trials(
         [Trial(None, lambda name: 0, first=False, seconds=600)] * bool(args.whole)
         + [Trial(n, _chooser(member_of(n), args)) for n in names],
@@ -58,7 +62,7 @@ def _rules(args: argparse.Namespace) -> list[Outcome]:
         counts[member_of(outcome.mutant)][0] += bool(outcome.killed_by)
         counts[member_of(outcome.mutant)][1] += 1
     for member, (killed, all_) in counts.items():
-        print(f"{member:24} {killed:3} of {all_:3}")
+        print(f"{member:24} {killed:3} of {all_:3} ({killed / all_:.0%})")
     return [o for o in outcomes if o.mutant]
 
 
