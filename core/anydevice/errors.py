@@ -11,6 +11,7 @@
     ├── ModelError                (ValueError)     a module or tensor that is not as needed
     │   └── UnplacedWeightError   (RuntimeError)   a weight is not on the device that needs it
     ├── DoesNotFitError           (RuntimeError)   weights do not fit where they were asked to go
+    │   └── UnsupportedDtypeError (ModelError)     a device does not support a weight's dtype
     ├── CheckpointError           (ValueError)     a checkpoint that cannot be used
     │   ├── CheckpointNotFoundError (FileNotFoundError)
     │   ├── CorruptCheckpointError                 bytes that contradict themselves
@@ -79,6 +80,13 @@ class UnplacedWeightError(ModelError, RuntimeError):
 
 class DoesNotFitError(AnyDeviceError, RuntimeError):
     """Weights do not fit where they were asked to go."""
+
+
+class UnsupportedDtypeError(DoesNotFitError, ModelError):
+    """A weight would be on a device that does not support its dtype.
+
+    Planning, loading and dispatching raise it alike.
+    """
 
 
 class CheckpointError(AnyDeviceError, ValueError):

@@ -13,7 +13,7 @@ import torch
 from anydevice import registry
 from anydevice.checkpoint.mapped import is_unwritten
 from anydevice.devices import DISK, Device
-from anydevice.errors import DoesNotFitError, ModelError
+from anydevice.errors import DoesNotFitError, ModelError, UnsupportedDtypeError
 from anydevice.offload_store.accelerate_format import OffloadedWeightsLoader
 from anydevice.offload_store.store import require_folder, write_store
 from anydevice.relocation import Relocation
@@ -50,7 +50,8 @@ def prepare_storing(
 
     Raises:
         ModelError: a weight has no value, or must be written and no folder is given.
-        DoesNotFitError: a device lacks memory, or cannot hold the dtype of a weight.
+        DoesNotFitError: a device lacks memory.
+        UnsupportedDtypeError: a device does not support the dtype of a weight.
         OffloadStoreError: the folder cannot be used.
     """
     if offload_dir is not None:
@@ -111,7 +112,8 @@ def check_memory(weights: Sequence[Weight]) -> None:
     """Make sure that the devices have memory for weights that are not there yet.
 
     Raises:
-        DoesNotFitError: a device lacks memory, or cannot hold the dtype of a weight.
+        DoesNotFitError: a device lacks memory.
+        UnsupportedDtypeError: a device does not support the dtype of a weight.
     """
     coming: dict[Device, int] = defaultdict(int)
     for weight in weights:
@@ -119,7 +121,7 @@ def check_memory(weights: Sequence[Weight]) -> None:
         if not device.is_accelerator or weight.is_there:
             continue
         if not registry.get_backend(device.torch).supports_dtype(weight.tensor.dtype):
-            raise DoesNotFitError(
+            raise UnsupportedDtypeError(
                 f"{device} cannot hold {weight.names[0]} of {weight.tensor.dtype}: place it on "
                 "another device, or give the model another dtype"
             )

@@ -13,7 +13,7 @@ from anydevice import registry
 from anydevice.checkpoint.checkpoint import Checkpoint
 from anydevice.checkpoint.info import TensorInfo
 from anydevice.devices import DISK, Device
-from anydevice.errors import ModelError
+from anydevice.errors import UnsupportedDtypeError
 from anydevice.loading.casting import Casting, short
 from anydevice.loading.layouts import fault_of_form
 from anydevice.loading.shards import Part, info_of_part, is_sharded, mesh_device, own_part
@@ -118,7 +118,7 @@ def make_plan(
         casting: the dtypes.
 
     Raises:
-        ModelError: a device does not support the dtype that a weight gets.
+        UnsupportedDtypeError: a device does not support the dtype that a weight gets.
     """
     casting = casting or Casting()
     plan = Plan()
@@ -268,7 +268,7 @@ def _require_no_scales(plan: Plan, checkpoint: Checkpoint, used: set[str]) -> No
 def _require_support(name: str, device: Device, dtype: torch.dtype) -> None:
     if registry.get_backend(device.type).supports_dtype(dtype):
         return
-    raise ModelError(
+    raise UnsupportedDtypeError(
         f"{name} would be {short(dtype)} on {device}, which does not support it: give another "
         "dtype=, or place it on the CPU"
     )

@@ -9,7 +9,7 @@ import torch
 from anydevice import registry
 from anydevice.devices import DISK, Device
 from anydevice.dtypes import DtypeLike, dtype_bits
-from anydevice.errors import DoesNotFitError, ModelError
+from anydevice.errors import DoesNotFitError, UnsupportedDtypeError
 from anydevice.placement.blocks import Inventory
 from anydevice.placement.budgets import Budget
 from anydevice.placement.placement import Placement
@@ -43,7 +43,7 @@ def check_dtypes(inventory: Inventory, plan: Plan, bins: Sequence[Budget]) -> No
     """Check that each accelerator of this machine supports the dtypes that it gets.
 
     Raises:
-        ModelError: one does not.
+        UnsupportedDtypeError: one does not.
     """
     here = {device.type for device in registry.available_devices()}
     asked: dict[tuple[str, object], bool] = {}
@@ -57,7 +57,7 @@ def check_dtypes(inventory: Inventory, plan: Plan, bins: Sequence[Budget]) -> No
             if question not in asked:
                 asked[question] = _supports(device, dtype)
             if not asked[question]:
-                raise ModelError(
+                raise UnsupportedDtypeError(
                     f"{block.name or 'the model'} ({block.kind}) holds {dtype}, which {device} "
                     "cannot hold. Pass dtype= or special_dtypes=, or leave the device out of "
                     "max_memory."

@@ -85,7 +85,8 @@ def infer_auto_device_map(
         BudgetError: a budget cannot be read, or all are 0, or a device does not say what it has.
         UnknownDeviceError: a device cannot be read, or is named twice.
         DoesNotFitError: the disk is forbidden or capped, and the rest is too small.
-        ModelError: a weight has a dtype that its device cannot hold, or no shape yet.
+        ModelError: a weight has no shape yet.
+        UnsupportedDtypeError: a device does not support a weight's dtype.
 
     Example:
         >>> from torch import nn
