@@ -59,10 +59,18 @@ def load_tensor_parallel(
         MissingRankError: a rank did not come in time, or has died.
         CheckpointError: see `anydevice.load_checkpoint_in_model`.
 
-    Example, started by ``torchrun --nproc-per-node 2``::
+    Example:
+        The same lines run in one process, and in several that ``torchrun`` starts.
 
-        model = load_tensor_parallel("meta-llama/Llama-3.1-8B-Instruct")
-        tokens = model.generate(**inputs, max_new_tokens=20)
+        >>> import torch
+        >>> from torch import nn
+        >>> from anydevice import PartialState
+        >>> from anydevice.distributed import load_tensor_parallel
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
+        >>> model.tp_plan = {"0": "colwise", "2": "rowwise"}
+        >>> model = load_tensor_parallel(model)
+        >>> model(torch.zeros(3, 4, device=PartialState().device)).shape
+        torch.Size([3, 4])
     """
     state = PartialState()
     built, source = open_model(model, checkpoint, model_class, dtype, options)

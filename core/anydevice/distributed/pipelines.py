@@ -40,6 +40,14 @@ class PipelineStageInfo:
         mapped_bytes: that are views of the checkpoint's files.
         read_bytes: that were read from it, cast or moved. Both are 0 for a model that had its
             weights.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from anydevice.distributed import load_pipeline
+        >>> model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+        >>> load_pipeline(model, example_inputs=torch.zeros(1, 4)).anydevice_stage.blocks
+        ('0', '1')
     """
 
     rank: int
@@ -106,10 +114,16 @@ def load_pipeline(
         MissingRankError: a rank did not come in time, or has died.
         CheckpointError, BudgetError, UnknownDeviceError: see `load_checkpoint_and_dispatch`.
 
-    Example, started by ``torchrun --nproc-per-node 2``::
+    Example:
+        The same lines run in one process, and in several that ``torchrun`` starts.
 
-        model = load_pipeline("meta-llama/Llama-3.1-8B-Instruct")
-        tokens = model.generate(**inputs, max_new_tokens=20)
+        >>> import torch
+        >>> from torch import nn
+        >>> from anydevice.distributed import load_pipeline
+        >>> model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+        >>> model = load_pipeline(model, example_inputs=torch.zeros(1, 4))
+        >>> model(torch.zeros(3, 4)).shape
+        torch.Size([3, 2])
     """
     state = PartialState()
     if not isinstance(microbatches, int) or isinstance(microbatches, bool) or microbatches < 1:

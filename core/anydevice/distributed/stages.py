@@ -51,6 +51,12 @@ class Stage:
         nbytes: of its weights and buffers; a tied weight that two stages need counts for both.
         is_first: whether it has what runs before the blocks.
         is_last: whether it has what runs after them.
+
+    Example:
+        >>> from anydevice.distributed import Stage
+        >>> stage = Stage(rank=0, start=0, stop=3, nbytes=1024, is_first=True, is_last=False)
+        >>> stage.stop - stage.start
+        3
     """
 
     rank: int
