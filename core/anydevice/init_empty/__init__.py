@@ -45,9 +45,9 @@ def init_empty_weights(include_buffers: bool | None = None) -> Iterator[None]:
     if a buffer needed random numbers, else as before. The context holds for this thread only. Load
     the weights with `load_checkpoint_and_dispatch`.
 
-    Random buffers are not those of a plain build where code inside reads a generator's state
-    (``torch.get_rng_state``), or puts a generator back to a state from which it has already drawn
-    inside (the same seed twice): draws are put off, and torch reports neither.
+    States of generators that are read inside (``torch.get_rng_state``) can be set again inside, for
+    the same numbers as in a plain build. Their bytes are others, since draws are put off; they are
+    of no use after the context has ended.
 
     Args:
         include_buffers: whether buffers are empty too. By default they are real, since those that
@@ -113,6 +113,8 @@ def init_on_device(device: DeviceLike, include_buffers: bool | None = None) -> I
         if is_new and log is not None:
             log.make_all_real()
     finally:
+        if is_new and log is not None:
+            log.put_back()
         _local.contexts.pop()
 
 

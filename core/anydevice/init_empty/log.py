@@ -135,6 +135,11 @@ class Log:
         self.make_real(held)
         for generator in self._draws.used:  # as a plain build leaves them
             self.catch_up(generator)
+        self.put_back()
+
+    def put_back(self) -> None:
+        """Leave the generators as they were, where no number was needed of them."""
+        self._draws.put_back()
 
     def make_real(self, tensors: Iterable[torch.Tensor], *, even_owned: bool = False) -> None:
         """Give tensors of the log their values; they stay the same objects.
