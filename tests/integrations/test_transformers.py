@@ -163,6 +163,21 @@ def test_a_torch_file_and_a_state_dict(saved, sim, enabled, tmp_path):
         torch.testing.assert_close(logits, saved("llama").logits, atol=1e-5, rtol=1e-5)
 
 
+def test_tied_weights_that_the_checkpoint_has_twice(saved, sim, enabled, tmp_path):
+    from safetensors.torch import save_file
+
+    plain = saved("gpt2").plain
+    state = {name: value.clone() for name, value in plain.state_dict().items()}
+    assert {"transformer.wte.weight", "lm_head.weight"} <= state.keys()
+    save_file(state, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    plain.config.save_pretrained(tmp_path)
+    for budgets in ({0: "60KiB", "cpu": "1GiB"}, {0: "60KiB", "cpu": "60KiB"}):
+        model = type(plain).from_pretrained(tmp_path, device_map="auto", max_memory=budgets)
+        assert model.lm_head.weight is model.transformer.wte.weight
+        logits = model(zoo.IDS).logits
+        torch.testing.assert_close(logits, saved("gpt2").logits, atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("device_map", "options", "said"),
     [

@@ -85,7 +85,15 @@ def plan(model: Any, device_map: Any, max_memory: Any = None, quantizer: Any = N
         )
     model.__dict__[_PLANNED] = Planned(placement, quantizer)
     model.anydevice_placement = placement
-    return {name: _torch_name(device) for name, device in placement.items()}
+    return _by_name(model, placement)
+
+
+def _by_name(model: Any, placement: Placement) -> dict[str, str]:
+    """The map for transformers' loader, which compares tied weights: they go to one device."""
+    found = {name: _torch_name(device) for name, device in placement.items()}
+    for target, source in (getattr(model, "all_tied_weights_keys", None) or {}).items():
+        found[source] = found[target] = _torch_name(str(placement.devices.lookup(source)))
+    return found
 
 
 def planned_for(model: Any) -> Planned:
