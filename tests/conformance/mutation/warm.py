@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import io
 import json
 import os
@@ -108,6 +109,8 @@ class _Loop:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Fork for each trial."""
+        gc.collect()
+        gc.freeze()  # a collection in a child would copy the pages of all that it looks at
         for trial in self._trials:
             self._tell(self._fork(session.items, trial))
         return True
