@@ -53,6 +53,10 @@ def plain_models(rank, size):
         model = load_pipeline(narrowing(), example_inputs=inputs, microbatches=count)
         found[count] = model(inputs.to(device)).cpu()
     found["another batch"] = model(inputs.to(device)[:2]).cpu()
+    divided = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6))
+    found["alone in parts"] = divided(inputs).detach()
+    divided.tp_plan = {"0": "colwise", "2": "rowwise"}
+    found["in parts"] = load_tensor_parallel(divided)(inputs.to(device)).detach().cpu()
     return found
 
 

@@ -57,6 +57,7 @@ def test_a_plain_model_in_microbatches(device):
     for of_rank in run_ranks(pipeline_ranks.plain_models, 2, device):
         want = of_rank.pop("alone")
         torch.testing.assert_close(of_rank.pop("another batch"), want[:2])
+        torch.testing.assert_close(of_rank.pop("in parts"), of_rank.pop("alone in parts"))
         for output in of_rank.values():
             torch.testing.assert_close(output, want)
 

@@ -14,6 +14,7 @@ from anydevice.distributed.opening import open_model
 from anydevice.distributed.part import StageCheckpoint, tied_names
 from anydevice.engines.tensor_parallel import plan_of
 from anydevice.loading import load_checkpoint_in_model
+from anydevice.nested import map_tensors
 from anydevice.processes import PartialState
 from anydevice.ties import find_tied_parameters, retie_parameters
 from anydevice.weights import exchange, iter_slots
@@ -88,8 +89,17 @@ def load_tensor_parallel(
         part = StageCheckpoint(source, [name for name, _ in iter_slots(built)], ties)
         load_checkpoint_in_model(built, part, device_map=str(state.device), disk=False)
         _move(built, state.device)
+    built.register_forward_hook(_wait)
     let_generate(built, state)
     return built
+
+
+def _wait(_model: nn.Module, _args: Any, output: Any) -> Any:
+    """Hand out plain tensors: torch's own wait for a collective only when they are computed with.
+
+    One that is saved or shown before that has no values yet.
+    """
+    return map_tensors(lambda t: t.trigger_wait() if hasattr(t, "trigger_wait") else t, output)
 
 
 def _divide(model: nn.Module, plan: dict[str, Any], state: PartialState) -> None:
