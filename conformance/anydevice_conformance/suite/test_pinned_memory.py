@@ -7,6 +7,7 @@ import gc
 import time
 
 import torch
+from hypothesis import strategies as st
 
 from anydevice_conformance.data import DTYPES, same_bits, sample
 from anydevice_conformance.holdings import nothing_kept
@@ -14,6 +15,7 @@ from anydevice_conformance.laws import hold
 from anydevice_conformance.marks import needs
 from anydevice_conformance.moves import Move, moves
 from anydevice_conformance.moving import check_pinning
+from anydevice_conformance.situations import Situation, run_in, situations
 from anydevice_conformance.subject import Subject
 from anydevice_conformance.work import is_done, long_work
 
@@ -116,6 +118,42 @@ def test_PIN_004_outlives_the_copy(subject: Subject, index: int) -> None:
         assert torch.equal(found, values), "the copy delivered another tensor's values"
         del others, busy
         backend.synchronize(index)
+
+
+def test_PIN_004_on_any_stream(subject: Subject) -> None:
+    """The same holds for copies on a side stream, of any size, dtype and offset, in any thread.
+
+    Found: a block was used again while a copy from it was still queued on another stream.
+    Fix: record the stream that each copy is queued on, not the default one, with the whole block.
+    """
+    dtypes = subject.supported(torch.float32, torch.uint8, torch.int64, torch.float16)
+
+    def law(example: tuple[torch.dtype, int, int, Situation]) -> None:
+        dtype, count, offset, situation = example
+        values = sample(dtype, count + offset)[offset:]
+        run_in(subject, situation, lambda: _reused(subject, situation.index, values))
+
+    examples = st.tuples(
+        st.sampled_from(dtypes),
+        st.sampled_from((1, 33, 4096, 65_537, 300_000)),
+        st.sampled_from((0, 1, 16)),
+        situations(subject),
+    )
+    hold(subject, examples, law, examples=24)
+
+
+def _reused(subject: Subject, index: int, values: torch.Tensor) -> None:
+    backend, work = subject.backend, long_work(subject, index)
+    wanted, others = values.clone(), torch.zeros_like(values)
+    backend.pin_memory(values)
+    busy = work.run()
+    pinned = backend.pin_memory(values)
+    there = subject.put(pinned, index, non_blocking=True)
+    del pinned
+    later = [backend.pin_memory(others) for _ in range(3)]
+    found = subject.fetch(there)
+    assert same_bits(found, wanted), "the copy delivered another tensor's values"
+    del later, busy
 
 
 def test_PIN_005_dtypes_and_layouts(subject: Subject) -> None:
