@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import json
 import os
 import subprocess
@@ -39,6 +40,12 @@ def test_disable_puts_everything_back(unchanged):
     with integration.enable():
         assert all(now is not old for now, old in zip(unchanged(), before, strict=True))
     assert unchanged() == before
+
+
+def test_the_examples_run(unchanged):
+    found = doctest.testmod(integration)
+    assert found.attempted
+    assert not found.failed
 
 
 def test_enabling_twice_is_enabling_once(unchanged):

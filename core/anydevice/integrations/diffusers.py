@@ -118,13 +118,10 @@ def enable() -> Enabled:
         MissingDependencyError: diffusers or transformers is not installed, or not in a version that
             this is written for.
 
-    Example::
-
-        from diffusers import DiffusionPipeline
-
-        anydevice.integrations.diffusers.enable()
-        pipeline = DiffusionPipeline.from_pretrained("my/pipeline")
-        pipeline.enable_model_cpu_offload()
+    Example:
+        >>> from anydevice.integrations import diffusers
+        >>> with diffusers.enable():
+        ...     pass  # enable_model_cpu_offload() is anydevice's here
     """
     return integration.enable()
 

@@ -55,12 +55,10 @@ def enable() -> Enabled:
         MissingDependencyError: transformers is not installed, or not in a version that this is
             written for.
 
-    Example::
-
-        from transformers import AutoModelForCausalLM
-
-        anydevice.integrations.transformers.enable()
-        model = AutoModelForCausalLM.from_pretrained("my/model", device_map="auto")
+    Example:
+        >>> from anydevice.integrations import transformers
+        >>> with transformers.enable():
+        ...     pass  # from_pretrained(..., device_map=...) is anydevice's here
     """
     return integration.enable()
 
