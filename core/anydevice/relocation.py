@@ -14,6 +14,7 @@ import torch
 from anydevice import registry
 from anydevice.devices import CPU, Device, parse_device
 from anydevice.interrupts import check, uninterrupted
+from anydevice.optimizer_state import note_moved
 from anydevice.tensors import move_tensor
 from anydevice.ties import Weight
 
@@ -69,6 +70,12 @@ class Relocation:
         """Put all values into the model."""
         for device in self._devices:
             _synchronize(device)
+        note_moved(
+            tensor
+            for weight, _, _ in self._values
+            for slot in weight.slots
+            if isinstance(tensor := slot.get(), torch.nn.Parameter)
+        )
         while self._values:
             weight, value, gradients = self._values.pop()
             weight.hold(value, gradients)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from anydevice.devices import Device, DeviceLike
-from anydevice.dispatch.optimizers import check_optimizers, move_optimizer_state
+from anydevice.dispatch.optimizers import check_optimizers
 from anydevice.dispatch.storing import prepare_storing, store_weights
 from anydevice.hooks import AlignDevicesHook
 from anydevice.hooks.cpu_offload import CpuOffload
@@ -20,6 +20,7 @@ from anydevice.hooks.grouping import attach_groups
 from anydevice.hooks.registration import remove_hooks_of_kind
 from anydevice.hooks.state import align_hook_of
 from anydevice.interrupts import uninterrupted
+from anydevice.optimizer_state import move_optimizer_state
 from anydevice.placement import (
     Headroom,
     PlacementOptions,
@@ -89,7 +90,7 @@ def dispatch_model(
         disk: whether weights may be placed on the disk, or how many bytes.
         fallback_allocation: see `infer_auto_device_map`.
         optimizers: optimizers of the model that have state already: it is moved with the
-            parameters. An optimizer that is made afterwards needs nothing.
+            parameters. The state of others of torch's optimizers is moved before their next step.
 
     Returns:
         The model, with ``hf_device_map`` and ``anydevice_placement`` set.
@@ -141,7 +142,8 @@ def dispatch_model(
     def dispatch() -> nn.Module:
         moves = prepare_storing(resolved.weights, state_dict, offload_dir, offload_index)
         moves.commit()
-        move_optimizer_state(checked)
+        for optimizer in checked:
+            move_optimizer_state(optimizer)
         return hook_placed(model, resolved, hooking)
 
     return uninterrupted(dispatch)

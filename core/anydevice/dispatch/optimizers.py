@@ -1,4 +1,4 @@
-"""Optimizers that were made before their model was dispatched: moving their state along."""
+"""Optimizers that were made before their model is dispatched."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from anydevice.devices import parse_device
 from anydevice.errors import ModelError
-from anydevice.tensors import move_tensor
 from anydevice.weights import iter_slots
 
-__all__ = ["check_optimizers", "move_optimizer_state"]
+__all__ = ["check_optimizers"]
 
 
 def check_optimizers(
@@ -37,17 +35,3 @@ def check_optimizers(
                 f"shape {tuple(parameters[strays[0]].shape)}: pass the optimizers of this model"
             )
     return found
-
-
-def move_optimizer_state(optimizers: Iterable[torch.optim.Optimizer]) -> None:
-    """Move the state of each parameter to the device that the parameter is stored on."""
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            keeps_step = not (group.get("capturable") or group.get("fused"))
-            for parameter in group["params"]:
-                state = optimizer.state.get(parameter, {})
-                device = parse_device(parameter.device)
-                for name, value in state.items():
-                    # Counters of steps are on the host, unless the optimizer needs them elsewhere.
-                    if isinstance(value, torch.Tensor) and not (name == "step" and keeps_step):
-                        state[name] = move_tensor(value, device)
