@@ -327,6 +327,13 @@ def _prefetched(given):
     assert state._states_to_forward_prefetch == [model.blocks[1]._get_fsdp_state()]
 
 
+def _by_class(given):
+    for names in (["Block"], "Block", " Block, Linear"):
+        _, told = shard({"transformer_cls_names_to_wrap": names, "folder": given.folder})
+        assert {"", "blocks.0", "blocks.1"} <= set(told)
+        assert ("first" in told) is ("Linear" in names)
+
+
 SHARDING = {
     "fsdp_version": refused("fully_shard", value=1),
     "sharding_strategy": _hybrid,
@@ -349,7 +356,7 @@ SHARDING = {
     "activation_checkpointing": _checkpointed,
     "activation_checkpointing_offload": refused("activation_checkpointing=True"),
     "cpu_ram_efficient_loading": _only_main_has_values,
-    "transformer_cls_names_to_wrap": sharded(["Block"], _units("blocks.0", "blocks.1")),
+    "transformer_cls_names_to_wrap": _by_class,
     "min_num_params": sharded(
         10, _units("first", "blocks.0.inner", "blocks.1.inner"), auto_wrap_policy="size_based_wrap"
     ),

@@ -15,10 +15,10 @@ pytestmark = pytest.mark.xdist_group("training")
 run_ranks = functools.partial(launch, imports=(*HEAVY, "transformers.models.llama"))
 
 
-@pytest.mark.parametrize("size", [1, 2])
-def test_it_trains_evaluates_and_resumes(size, tmp_path):
+@pytest.mark.parametrize(("size", "sharded"), [(1, False), (2, False), (2, True)])
+def test_it_trains_evaluates_and_resumes(size, sharded, tmp_path):
     for losses, resumed, evaluated, count in run_ranks(
-        trainer_ranks.train, size, "cpu", str(tmp_path), timeout=120
+        trainer_ranks.train, size, "cpu", str(tmp_path), sharded, timeout=120
     ):
         assert count == size
         assert len(losses) == 4

@@ -10,7 +10,14 @@ import torch
 PATHS = [
     *("accelerator", "big_modeling", "data_loader", "hooks", "launchers", "logging", "optimizer"),
     *("parallelism_config", "scheduler", "state", "tracking", "utils", "utils.dataclasses"),
-    *("utils.memory", "utils.modeling", "utils.offload", "utils.operations", "utils.other"),
+    *(
+        "utils.constants",
+        "utils.memory",
+        "utils.modeling",
+        "utils.offload",
+        "utils.operations",
+        "utils.other",
+    ),
 ]
 
 
@@ -21,7 +28,7 @@ def _import_changed():
         sys.modules[f"accelerate.{path}"] = importlib.import_module(f"anydevice.{path}")
 
 
-def train(rank, size, folder):
+def train(rank, size, folder, sharded=False):
     _import_changed()
     from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
@@ -47,6 +54,9 @@ def train(rank, size, folder):
         "bf16": True,
         "disable_tqdm": True,
     }
+    if sharded:
+        wrapped = {"fsdp_version": 2, "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}
+        options |= {"fsdp": "full_shard auto_wrap", "fsdp_config": wrapped}
 
     def trainer():
         arguments = TrainingArguments(folder, **options)
@@ -55,6 +65,7 @@ def train(rank, size, folder):
 
     first = trainer()
     assert type(first.accelerator).__module__ == "anydevice.training.accelerator"
+    assert first.accelerator.is_fsdp2 is sharded
     first.train()
     losses = [entry["loss"] for entry in first.state.log_history if "loss" in entry]
     again = trainer()

@@ -61,7 +61,8 @@ class FullyShardedDataParallelPlugin:
         activation_checkpointing_offload: not there; ``activation_checkpointing`` is.
         cpu_ram_efficient_loading: only the main process has values; the others' models may be on
             the meta device.
-        transformer_cls_names_to_wrap: class names, for "transformer_based_wrap".
+        transformer_cls_names_to_wrap: class names, for "transformer_based_wrap"; a list, or a
+            string with commas between.
         min_num_params: parameters a unit has at least, for "size_based_wrap".
 
     Raises:
@@ -94,7 +95,7 @@ class FullyShardedDataParallelPlugin:
     activation_checkpointing: bool | None = None
     activation_checkpointing_offload: bool | None = None
     cpu_ram_efficient_loading: bool | None = None
-    transformer_cls_names_to_wrap: list[str] | None = None
+    transformer_cls_names_to_wrap: list[str] | str | None = None
     min_num_params: int | None = None
 
     #: Replicate across machines and shard within each; set by ``sharding_strategy``.
@@ -171,6 +172,9 @@ class FullyShardedDataParallelPlugin:
         if self.auto_wrap_policy == "size_based_wrap" and self.min_num_params is None:
             raise OptionError("auto_wrap_policy='size_based_wrap' needs min_num_params")
         names = self.transformer_cls_names_to_wrap
+        if isinstance(names, str):  # as transformers' Trainer says it
+            names = [name.strip() for name in names.split(",") if name.strip()]
+            self.transformer_cls_names_to_wrap = names
         if names is not None and self.auto_wrap_policy not in (None, "transformer_based_wrap"):
             raise OptionError(
                 "transformer_cls_names_to_wrap needs auto_wrap_policy='transformer_based_wrap'"

@@ -35,7 +35,7 @@ def save_fsdp_model(
     All processes call this.
 
     Raises:
-        OptionError: ``adapter_only``: save a peft model with its own ``save_pretrained``.
+        OptionError: ``adapter_only`` of a peft model: save it with its own ``save_pretrained``.
 
     Example:
         >>> from torch import nn
@@ -46,7 +46,7 @@ def save_fsdp_model(
         >>> model = accelerator.prepare(nn.Linear(2, 2))
         >>> save_fsdp_model(plugin, accelerator, model, "checkpoint")
     """
-    _refuse(adapter_only)
+    _refuse_adapter(adapter_only, accelerator, model)
     folder = _folder(output_dir)
     whole = fsdp_plugin.state_dict_type == "FULL_STATE_DICT"
     state = accelerator.engine.state_dict(model, full=whole)
@@ -78,7 +78,7 @@ def load_fsdp_model(
         >>> save_fsdp_model(plugin, accelerator, model, "checkpoint")
         >>> load_fsdp_model(plugin, accelerator, model, "checkpoint")
     """
-    _refuse(adapter_only)
+    _refuse_adapter(adapter_only, accelerator, model)
     plan_model(accelerator.engine, model, Path(input_dir), model_index)()
 
 
@@ -142,7 +142,7 @@ def load_fsdp_optimizer(
         >>> save_fsdp_optimizer(plugin, accelerator, optimizer, model, "checkpoint")
         >>> load_fsdp_optimizer(plugin, accelerator, optimizer, model, "checkpoint")
     """
-    _refuse(adapter_only)
+    _refuse_adapter(adapter_only, accelerator, model)
     plan_optimizer(accelerator.engine, model, optimizer, Path(input_dir), optimizer_index)()
 
 
@@ -152,8 +152,9 @@ def _folder(path: str | os.PathLike[str]) -> Path:
     return folder
 
 
-def _refuse(adapter_only: bool) -> None:
-    if adapter_only:
+def _refuse_adapter(adapter_only: bool, accelerator: Any, model: nn.Module) -> None:
+    """A model without adapters is written whole; of one that has them, parts are not told apart."""
+    if adapter_only and hasattr(accelerator.unwrap_model(model), "peft_config"):
         raise OptionError(
             "adapter_only=True is not there: save the adapter with the model's save_pretrained()"
         )
