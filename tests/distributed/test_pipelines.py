@@ -76,7 +76,7 @@ def test_faults_are_named(saved):
             "mean": ("ModelError", "microbatches=1"),
             "states": ("OptionError", "output_hidden_states"),
             "small": ("DoesNotFitError", "rank 1"),
-            "bias": ("ModelError", "beside the hidden states"),
+            "bias": ("ModelError", "hidden states"),
             "empty": ("ModelError", "checkpoint="),
             "dtype": ("OptionError", "dtype="),
             "example": ("OptionError", "example_inputs"),
