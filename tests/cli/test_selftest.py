@@ -3,11 +3,8 @@
 import re
 
 import pytest
-from launching import run_ranks
 
 from anydevice import cli
-
-from .selftest_ranks import selftest
 
 #: Each check, and what it says when all is well with two processes.
 CHECKS = {
@@ -54,13 +51,6 @@ def test_on_accelerators(simulator, monkeypatch, capfd):
     assert out.startswith("2 processes, sim, ")
     assert_well(results(out))
     assert out.endswith("all is well\n")
-
-
-def test_on_the_host():
-    (code, out), (other, nothing) = run_ranks(selftest, 2)
-    assert (code, other, nothing) == (0, 0, "")
-    assert out.startswith("2 processes, cpu, ")
-    assert_well(results(out))
 
 
 def test_a_check_that_fails_on_one_process_is_named(tmp_path, monkeypatch, capfd):

@@ -2,8 +2,6 @@
 
 import os
 
-import pytest
-
 from anydevice_conformance.simulator.backend import SimulatorBackend
 
 from .conftest import RECORD
@@ -67,14 +65,9 @@ ACCELERATOR = """
 """
 
 
-@pytest.mark.parametrize(("kind", "size"), [("cpu", 4), ("sim", 2)])
-def test_an_accelerator_is_as_the_flags_say(launcher, simulator, monkeypatch, kind, size):
-    simulator.configure(devices=2, memory="64MiB")
-    monkeypatch.setenv("ANYDEVICE_SIMULATOR", "devices=2,memory=64MiB")
+def test_an_accelerator_is_as_the_flags_say(launcher):
+    """Four processes on the host; on accelerators: `tests/cli/test_selftest.py`."""
     words = ["--mixed_precision", "bf16", "--gradient_accumulation_steps", 3]
-    words += ["--device_type", kind, "--num_processes", size]
+    words += ["--cpu", "--num_processes", 4]
     assert launcher.run(*words, launcher.script(ACCELERATOR)) == 0
-    devices = ["cpu"] * size if kind == "cpu" else [f"sim:{rank}" for rank in range(size)]
-    assert launcher.recorded() == {
-        str(rank): [size, device, "bf16", 3, size] for rank, device in enumerate(devices)
-    }
+    assert launcher.recorded() == {str(rank): [4, "cpu", "bf16", 3, 4] for rank in range(4)}
