@@ -12,41 +12,39 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .bound import DeviceName, device_type, index_of
+from .bound import bind as bind
+from .bound import native as native
+from .device_random import (
+    get_rng_state as get_rng_state,
+)
+from .device_random import (
+    get_rng_state_all as get_rng_state_all,
+)
+from .device_random import (
+    initial_seed as initial_seed,
+)
+from .device_random import (
+    manual_seed as manual_seed,
+)
+from .device_random import (
+    manual_seed_all as manual_seed_all,
+)
+from .device_random import (
+    seed as seed,
+)
+from .device_random import (
+    seed_all as seed_all,
+)
+from .device_random import (
+    set_rng_state as set_rng_state,
+)
+from .device_random import (
+    set_rng_state_all as set_rng_state_all,
+)
+
 if TYPE_CHECKING:
     from types import TracebackType
-
-    from .native import Native
-
-_native: Native | None = None
-_type = "sim"
-
-_Device = int | str | torch.device | None
-
-
-def bind(device_type: str, native: Native) -> None:
-    """Say once which name the device has and what drives it."""
-    global _native, _type
-    _type, _native = device_type, native
-
-
-def native() -> Native:
-    """The compiled part."""
-    if _native is None:
-        raise RuntimeError("the simulator is not installed: call simulator.install() first")
-    return _native
-
-
-def _index(device: _Device = None) -> int:
-    if isinstance(device, int):
-        return device
-    if device is not None:
-        parsed = torch.device(device)
-        if parsed.type != _type:
-            raise ValueError(f"expected a {_type} device, got {parsed}")
-        if parsed.index is not None:
-            return int(parsed.index)
-    return native().current_device()
-
 
 # ---------------------------------------------------------------- devices
 
@@ -82,16 +80,16 @@ def current_device() -> int:
     return native().current_device()
 
 
-def set_device(device: _Device) -> None:
+def set_device(device: DeviceName) -> None:
     """Make ``device`` this thread's current one."""
-    native().set_device(_index(device))
+    native().set_device(index_of(device))
 
 
 class device(contextlib.ContextDecorator):  # noqa: N801 - torch.cuda.device is spelt so
     """Make a device the current one while the context lasts; None changes nothing."""
 
-    def __init__(self, device: _Device) -> None:
-        self.idx = _index(device)
+    def __init__(self, device: DeviceName) -> None:
+        self.idx = index_of(device)
         self._previous: list[int] = []
 
     def __enter__(self) -> None:
@@ -111,7 +109,7 @@ class device_of(device):  # noqa: N801 - as above
     """Make the device of a tensor the current one; a tensor of another type changes nothing."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        super().__init__(tensor.device if tensor.device.type == _type else None)
+        super().__init__(tensor.device if tensor.device.type == device_type() else None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,25 +125,25 @@ class DeviceProperties:
     total_memory: int
 
 
-def get_device_name(device: _Device = None) -> str:
+def get_device_name(device: DeviceName = None) -> str:
     """Name a device for a person."""
-    return f"Simulated accelerator {_index(device)}"
+    return f"Simulated accelerator {index_of(device)}"
 
 
-def get_device_properties(device: _Device = None) -> DeviceProperties:
+def get_device_properties(device: DeviceName = None) -> DeviceProperties:
     """Describe a device."""
     return DeviceProperties(get_device_name(device), mem_get_info(device)[1])
 
 
-def get_device_capability(device: _Device = None) -> tuple[int, int]:
+def get_device_capability(device: DeviceName = None) -> tuple[int, int]:
     """A version of the simulated hardware: always 1.0."""
-    native().mem_get_info(_index(device))  # raises for a device that is not there
+    native().mem_get_info(index_of(device))  # raises for a device that is not there
     return (1, 0)
 
 
-def synchronize(device: _Device = None) -> None:
+def synchronize(device: DeviceName = None) -> None:
     """Wait for all streams of a device; raise the first error of what they ran."""
-    native().synchronize(_index(device))
+    native().synchronize(index_of(device))
 
 
 # ---------------------------------------------------------------- memory
@@ -156,34 +154,34 @@ def empty_cache() -> None:
     native().empty_cache()
 
 
-def mem_get_info(device: _Device = None) -> tuple[int, int]:
+def mem_get_info(device: DeviceName = None) -> tuple[int, int]:
     """Free and total bytes, as a driver counts them: cached memory is not free."""
-    return native().mem_get_info(_index(device))
+    return native().mem_get_info(index_of(device))
 
 
-def memory_allocated(device: _Device = None) -> int:
+def memory_allocated(device: DeviceName = None) -> int:
     """Bytes in live tensors, each rounded up to 512."""
-    return torch.accelerator.memory_allocated(_index(device))
+    return torch.accelerator.memory_allocated(index_of(device))
 
 
-def memory_reserved(device: _Device = None) -> int:
+def memory_reserved(device: DeviceName = None) -> int:
     """Bytes taken from the device: those of live tensors and the cache."""
-    return torch.accelerator.memory_reserved(_index(device))
+    return torch.accelerator.memory_reserved(index_of(device))
 
 
-def max_memory_allocated(device: _Device = None) -> int:
+def max_memory_allocated(device: DeviceName = None) -> int:
     """The most that `memory_allocated` has been."""
-    return torch.accelerator.max_memory_allocated(_index(device))
+    return torch.accelerator.max_memory_allocated(index_of(device))
 
 
-def max_memory_reserved(device: _Device = None) -> int:
+def max_memory_reserved(device: DeviceName = None) -> int:
     """The most that `memory_reserved` has been."""
-    return torch.accelerator.max_memory_reserved(_index(device))
+    return torch.accelerator.max_memory_reserved(index_of(device))
 
 
-def memory_stats(device: _Device = None) -> dict[str, Any]:
+def memory_stats(device: DeviceName = None) -> dict[str, Any]:
     """The allocator's statistics, with the keys of ``torch.cuda.memory_stats``."""
-    return dict(torch.accelerator.memory_stats(_index(device)))
+    return dict(torch.accelerator.memory_stats(index_of(device)))
 
 
 def host_memory_stats() -> dict[str, Any]:
@@ -191,14 +189,14 @@ def host_memory_stats() -> dict[str, Any]:
     return {"active_bytes.current": native().pinned_bytes()}
 
 
-def reset_peak_memory_stats(device: _Device = None) -> None:
+def reset_peak_memory_stats(device: DeviceName = None) -> None:
     """Let the maxima start from now."""
-    torch.accelerator.reset_peak_memory_stats(_index(device))
+    torch.accelerator.reset_peak_memory_stats(index_of(device))
 
 
-def reset_accumulated_memory_stats(device: _Device = None) -> None:
+def reset_accumulated_memory_stats(device: DeviceName = None) -> None:
     """Let the sums start from now."""
-    torch.accelerator.reset_accumulated_memory_stats(_index(device))
+    torch.accelerator.reset_accumulated_memory_stats(index_of(device))
 
 
 # ---------------------------------------------------------------- streams and events
@@ -211,15 +209,17 @@ class _OfThisType(type):
     """
 
     def __instancecheck__(cls, value: object) -> bool:
-        return isinstance(value, cls.__mro__[1]) and torch.device(value.device).type == _type  # type: ignore[attr-defined]
+        return (
+            isinstance(value, cls.__mro__[1]) and torch.device(value.device).type == device_type()  # type: ignore[attr-defined]
+        )
 
 
 class Stream(torch.Stream, metaclass=_OfThisType):
     """A queue of work on a device, next to its others."""
 
-    def __new__(cls, device: _Device = None, priority: int = 0) -> torch.Stream:  # type: ignore[misc]
+    def __new__(cls, device: DeviceName = None, priority: int = 0) -> torch.Stream:  # type: ignore[misc]
         """Take a stream from the device's pool of 32. The priority changes nothing."""
-        return torch.Stream(torch.device(_type, _index(device)), priority=priority)
+        return torch.Stream(torch.device(device_type(), index_of(device)), priority=priority)
 
 
 class Event(torch.Event, metaclass=_OfThisType):
@@ -229,19 +229,19 @@ class Event(torch.Event, metaclass=_OfThisType):
         cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
     ) -> torch.Event:
         """Make an event of this device type; it belongs to the device that first records it."""
-        return torch.Event(_type, enable_timing=enable_timing, blocking=blocking)
+        return torch.Event(device_type(), enable_timing=enable_timing, blocking=blocking)
 
 
-def current_stream(device: _Device = None) -> torch.Stream:
+def current_stream(device: DeviceName = None) -> torch.Stream:
     """The stream on which this thread's work for the device is queued."""
-    return torch.accelerator.current_stream(_index(device))
+    return torch.accelerator.current_stream(index_of(device))
 
 
-def default_stream(device: _Device = None) -> torch.Stream:
+def default_stream(device: DeviceName = None) -> torch.Stream:
     """The stream that is current until another is made so."""
     return torch.Stream(
         stream_id=0,
-        device_index=_index(device),
+        device_index=index_of(device),
         device_type=torch._C._autograd.DeviceType.PrivateUse1.value,
     )
 
@@ -255,60 +255,6 @@ def set_stream(stream: torch.Stream | None) -> None:
 def stream(stream: torch.Stream | None) -> contextlib.AbstractContextManager[Any]:
     """Queue this thread's work on ``stream`` while the context lasts; None changes nothing."""
     return contextlib.nullcontext() if stream is None else stream
-
-
-# ---------------------------------------------------------------- random numbers
-
-
-def _generator(device: _Device = None) -> torch.Generator:
-    return native().default_generator(_index(device))
-
-
-def manual_seed(seed: int) -> None:
-    """Seed the current device's generator."""
-    _generator().manual_seed(int(seed))
-
-
-def manual_seed_all(seed: int) -> None:
-    """Seed the generators of all devices."""
-    for index in range(device_count()):
-        _generator(index).manual_seed(int(seed))
-
-
-def seed() -> None:
-    """Seed the current device's generator from the system."""
-    _generator().seed()
-
-
-def seed_all() -> None:
-    """Seed the generators of all devices with one number from the system."""
-    manual_seed_all(_generator().seed())
-
-
-def initial_seed() -> int:
-    """The seed of the current device's generator."""
-    return _generator().initial_seed()
-
-
-def get_rng_state(device: _Device = None) -> torch.Tensor:
-    """The state of a device's generator: a uint8 tensor on the host."""
-    return _generator(device).get_state()
-
-
-def set_rng_state(new_state: torch.Tensor, device: _Device = None) -> None:
-    """Put back what `get_rng_state` gave."""
-    _generator(device).set_state(new_state)
-
-
-def get_rng_state_all() -> list[torch.Tensor]:
-    """The states of all devices' generators."""
-    return [get_rng_state(index) for index in range(device_count())]
-
-
-def set_rng_state_all(new_states: list[torch.Tensor]) -> None:
-    """Put back what `get_rng_state_all` gave."""
-    for index, state in enumerate(new_states):
-        set_rng_state(state, index)
 
 
 # ---------------------------------------------------------------- precision

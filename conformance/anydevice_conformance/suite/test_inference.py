@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import gc
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,10 +14,8 @@ from anydevice import (
     cpu_offload_with_hook,
     disk_offload,
     dispatch_model,
-    from_pretrained,
     infer_auto_device_map,
     load_checkpoint_and_dispatch,
-    undispatch,
 )
 from anydevice.devices import parse_device
 from anydevice.hooks import attach_layerwise_casting_hooks
@@ -30,7 +26,6 @@ from anydevice_conformance.jobs import (
     checkpoint,
     exact_toy,
     ids,
-    saved_transformer,
 )
 from anydevice_conformance.marks import slow
 from anydevice_conformance.outcomes import left_out, not_claimed
@@ -173,53 +168,6 @@ def test_INF_006_layerwise_casting(subject: Subject, index: int) -> None:
     assert subject.is_on(held, index), f"weights are on {held.device}"
 
 
-def test_INF_007_from_pretrained(subject: Subject, tmp_path: Path) -> None:
-    """A small Llama by `from_pretrained`, divided by caps, gives the host's logits.
-
-    Found: loading failed, or the logits are wrong.
-    Fix: see MOV-023 for loading, DTY-003 and MOV-005 for computing; else report it to anydevice.
-    """
-    plain, folder = saved_transformer("llama", tmp_path)
-    model = from_pretrained(type(plain), folder, max_memory=caps(subject, plain))
-    x = ids()
-    with subject.inference():
-        assert_close(subject, model(x).logits, plain(x).logits, "logits")
-        assert_close(subject, model(x + 1).logits, plain(x + 1).logits, "logits of other input")
-
-
-@slow
-def test_INF_008_generate(subject: Subject, tmp_path: Path) -> None:
-    """A small GPT-2 with tied weights, partly on the host, generates the host's tokens.
-
-    Found: other tokens, or a tie that broke.
-    Fix: see MOV-012, DTY-005 and INF-004; else report it to anydevice.
-    """
-    plain, folder = saved_transformer("gpt2", tmp_path)
-    model = from_pretrained(type(plain), folder, max_memory=caps(subject, plain))
-    options: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
-    x = ids(batch=1)
-    with subject.inference():
-        found, expected = model.generate(x, **options), plain.generate(x, **options)
-        assert_close(subject, model(expected).logits, plain(expected).logits, "logits")
-    assert subject.fetch(found).tolist() == expected.tolist(), "other tokens were generated"
-
-
-@slow
-def test_INF_009_encoder_decoder(subject: Subject, tmp_path: Path) -> None:
-    """A small T5 gives the host's answer.
-
-    Found: wrong numbers where weights are used from several places.
-    Fix: see MOV-012; else report it to anydevice.
-    """
-    plain, folder = saved_transformer("t5", tmp_path)
-    model = from_pretrained(type(plain), folder, max_memory=caps(subject, plain, 0.4))
-    source, target = ids(1), ids(2)
-    with subject.inference():
-        found = model(input_ids=source, decoder_input_ids=target).logits
-        expected = plain(input_ids=source, decoder_input_ids=target).logits
-    assert_close(subject, found, expected, "logits")
-
-
 @slow
 def test_INF_010_two_threads(subject: Subject, index: int) -> None:
     """Threads that run an offloaded model at once get their own right answers.
@@ -238,76 +186,6 @@ def test_INF_010_two_threads(subject: Subject, index: int) -> None:
                 assert_close(subject, model(ids(seed)), expected[seed], f"thread {seed}")
 
     at_once(run, 4, subject.backend)
-
-
-class _Hungry(nn.Module):
-    """Asks the device for as much as the input's first number says."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor, size: int = 0) -> torch.Tensor:
-        result: torch.Tensor = self.layer(x)
-        if size:
-            # Written to and read, so that a device that allocates late allocates.
-            torch.ones(size, dtype=torch.uint8, device=result.device)[-1:].cpu()
-        return result
-
-
-def test_INF_011_out_of_memory(subject: Subject, index: int) -> None:
-    """After a forward that ran out of memory the next one gives the host's answer.
-
-    Found: the model or the device is unusable after an out-of-memory error.
-    Fix: see OOM-002 and OOM-004; else report it to anydevice.
-    """
-    torch.manual_seed(3)
-    model, plain = _Hungry(), _Hungry()
-    plain.load_state_dict(model.state_dict())
-    cpu_offload(model, execution_device=subject.device(index))
-    x = torch.randn(2, 4)
-    with subject.inference():
-        for _ in range(2):
-            with pytest.raises(Exception) as caught:  # noqa: PT011 - whichever the device raises
-                model(x, 1 << 46)
-            assert subject.backend.is_out_of_memory(caught.value), (
-                f"not recognised: {type(caught.value).__name__}: {caught.value!s:.200}"
-            )
-            assert_close(subject, model(x), plain(x), "the forward after the error")
-
-
-@slow
-def test_INF_012_nothing_left(subject: Subject, tmp_path: Path) -> None:
-    """A deleted model leaves no device memory; `undispatch` gives an ordinary model.
-
-    Found: memory stayed taken, or the model is not what it was.
-    Fix: see MEM-006 and MEM-014; else report it to anydevice.
-    """
-    if subject.is_host:
-        left_out("the device is the host: nothing is dispatched")
-
-    def run(seed: int) -> None:
-        model, plain = exact_toy(seed=seed)
-        file = checkpoint(plain, tmp_path)
-        budgets = caps(subject, plain)
-        load_checkpoint_and_dispatch(model, file, device_map="auto", max_memory=budgets)
-        with subject.inference():
-            assert_close(subject, model(ids()), plain(ids()), "dispatched")
-            undispatch(model)
-            assert {p.device.type for p in model.parameters()} == {"cpu"}, "not all came back"
-            assert torch.equal(model(ids()), plain(ids())), "undispatched, it computes otherwise"
-
-    def clean() -> list[int]:
-        gc.collect()
-        subject.synchronize_all()
-        return [subject.allocated(index) for index in subject.indices]
-
-    run(0)
-    before = clean()
-    for seed in range(1, 4):
-        run(seed)
-    for index, (one, other) in enumerate(zip(before, clean(), strict=True)):
-        assert other - one < 16_384, f"device {index} holds {other - one} bytes more than before"
 
 
 @slow

@@ -10,7 +10,8 @@ import hypothesis.strategies as st
 
 from anydevice_conformance.holdings import holdings, nothing_kept, only_new_objects
 from anydevice_conformance.laws import hold
-from anydevice_conformance.members import Probe, probes
+from anydevice_conformance.members import probes
+from anydevice_conformance.probe import Probe
 from anydevice_conformance.repeating import calls_with_each_source, kinds_of_moves
 from anydevice_conformance.situations import Situation, restored, run_in, situations, state
 from anydevice_conformance.subject import Subject
