@@ -91,7 +91,7 @@ def _refusal(share: Share, placed: Placed) -> str:
         reserve = format_bytes(share.reserve)
         return f"{need} does not fit {share.key}: {reserve} are reserved for offloaded blocks"
     if placed.size > share.free:
-        return f"{share.key} is full ({format_bytes(share.free)} left)"
+        return f"{share.key} has {format_bytes(share.free)} left of {format_bytes(share.budget)}"
     return f"{share.key}'s run of blocks had ended"
 
 
