@@ -125,7 +125,7 @@ def test_at_any_moment(case, sim, interrupted, tmp_path):
 
     def require_whole(model, parameters, place):
         assert not _get_current_function_mode_stack(), place
-        assert len(os.listdir("/dev/fd")) == descriptors, place
+        assert len(os.listdir("/dev/fd")) <= descriptors, place
         assert all(p is parameters[name] for name, p in model.named_parameters()), place
         assert model.head.weight is model.layers[0].weight, place
         assert model.head.weight.grad.device == model.head.weight.device
@@ -140,7 +140,7 @@ def test_at_any_moment(case, sim, interrupted, tmp_path):
         folder = tmp_path / str(number)
         error = interrupt(lambda: work(model, folder))
         assert error is None or error.args == ()
-        assert {t for t in threading.enumerate() if "reader" not in t.name} == threads
+        assert {t for t in threading.enumerate() if "reader" not in t.name} <= threads
         require_whole(model, parameters, error)
         work(model, folder)
         require_whole(model, parameters, error)
