@@ -290,7 +290,7 @@ def the_end_waits(rank, size, folder):
 #: How a checkpoint is saved: into the same folder, whole or in parts; or named, and one is kept.
 WAYS = ("whole", "parts", "named")
 #: Bytes in one file after which a process ends that is killed while it writes.
-SIZES = (0, 1, 40, 150, 300, 500, 900, 1300)
+SIZES = (0, 40, 300, 900)
 
 
 def kills(rank, size, folder, most):
