@@ -128,7 +128,8 @@ def ways(device: torch.device) -> dict[str, Callable[[nn.Module], nn.Module]]:
         found["accelerate cpu_offload"] = lambda model: accelerate.cpu_offload(
             model, execution_device=device
         )
-    if importlib.util.find_spec("diffusers"):
+    # It sets `.data` of a host tensor to a device's, which torch refuses for a simulated device.
+    if device.type != "sim" and importlib.util.find_spec("diffusers"):
         hooks = importlib.import_module("diffusers.hooks")
 
         def grouped(model: nn.Module) -> nn.Module:
@@ -138,8 +139,7 @@ def ways(device: torch.device) -> dict[str, Callable[[nn.Module], nn.Module]]:
                 offload_device=torch.device("cpu"),
                 offload_type="block_level",
                 num_blocks_per_group=1,
-                use_stream=torch.accelerator.current_accelerator() is not None
-                and device.type != "sim",
+                use_stream=torch.accelerator.current_accelerator() is not None,
             )
             return model
 

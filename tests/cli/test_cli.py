@@ -307,3 +307,18 @@ def test_without_a_network_a_misspelled_name_is_not_asked_for_again_and_again(
     error = capsys.readouterr().err
     assert "gpt22-no-such-name" in error
     assert "Traceback" not in error
+
+
+@pytest.mark.parametrize("command", ["run", "plan", "estimate"])
+@pytest.mark.parametrize("name", ["no-such/model", "./no/such/folder"])
+def test_a_misspelled_name_is_refused_before_transformers_is_imported(command, name):
+    code = (
+        "import sys; from anydevice import cli; code = cli.main(sys.argv[1:]);"
+        "print(code, 'transformers' in sys.modules)"
+    )
+    done = run_python(
+        "-c", code, command, name, env={**os.environ, "HF_HUB_OFFLINE": "1"}
+    )
+    assert done.stdout.split()[-2:] == ["1", "False"]
+    assert f"{name}: no " in done.stderr
+    assert "file or folder" in done.stderr

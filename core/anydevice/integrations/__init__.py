@@ -11,7 +11,7 @@ import os
 from typing import Any, Final
 
 from anydevice.errors import OptionError
-from anydevice.text import TRUE_WORDS
+from anydevice.text import FALSE_WORDS, TRUE_WORDS
 
 __all__ = ["enable_from_environment"]
 
@@ -20,7 +20,6 @@ VARIABLES: Final = {
     "ANYDEVICE_TRANSFORMERS": "transformers",
     "ANYDEVICE_DIFFUSERS": "diffusers",
 }
-_FALSE_WORDS: Final = frozenset({"", "0", "false", "f", "no", "n", "off"})
 
 
 def __getattr__(name: str) -> Any:
@@ -40,7 +39,7 @@ def enable_from_environment() -> None:
         text = os.environ.get(variable, "").strip().lower()
         if text in TRUE_WORDS:
             importlib.import_module(f"anydevice.integrations.{library}").enable()
-        elif text not in _FALSE_WORDS:
+        elif text and text not in FALSE_WORDS:
             raise OptionError(
                 f"{variable}={text!r} in the environment is neither yes nor no: use 1 or 0"
             )
