@@ -50,7 +50,8 @@ def _run(args: argparse.Namespace) -> int:
 
     from anydevice import from_pretrained, profile_transfers
     from anydevice.cli.devices import describe_devices, devices_table
-    from anydevice.cli.run import import_transformers, peak_rows, reset_peaks
+    from anydevice.cli.peaks import peak_rows, reset_peaks
+    from anydevice.cli.run import import_transformers
     from anydevice.cli.text import shows_progress, table
 
     print(devices_table(describe_devices()), end="\n\n")

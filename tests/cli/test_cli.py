@@ -88,7 +88,7 @@ def test_loading_is_timed_without_the_import_of_transformers():
 
         assert "transformers" not in sys.modules
         run.from_pretrained = loads
-        main(["run", "model"])
+        main(["run", "."])
     """
     done = run_python("-c", textwrap.dedent(script))
     assert "imported: True" in done.stdout, done.stdout + done.stderr
@@ -316,9 +316,7 @@ def test_a_misspelled_name_is_refused_before_transformers_is_imported(command, n
         "import sys; from anydevice import cli; code = cli.main(sys.argv[1:]);"
         "print(code, 'transformers' in sys.modules)"
     )
-    done = run_python(
-        "-c", code, command, name, env={**os.environ, "HF_HUB_OFFLINE": "1"}
-    )
+    done = run_python("-c", code, command, name, env={**os.environ, "HF_HUB_OFFLINE": "1"})
     assert done.stdout.split()[-2:] == ["1", "False"]
     assert f"{name}: no " in done.stderr
     assert "file or folder" in done.stderr

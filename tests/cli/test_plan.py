@@ -134,7 +134,7 @@ def test_no_such_model(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     for command in ("plan", "estimate"):
         assert cli.main([command, "no-such-model-here"]) == 1
-        assert "no-such-model-here: no config" in capsys.readouterr().err
+        assert "no-such-model-here: no file or folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("dtype", ["int4", "float16"])

@@ -6,10 +6,9 @@ import argparse
 import contextlib
 import inspect
 import json
-import os
+import logging
 import re
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +17,8 @@ import torch
 from anydevice import registry
 from anydevice.cli.devices import describe_devices, devices_table
 from anydevice.cli.network import cache_only_when_unreachable
-from anydevice.cli.text import shows_progress, size_text, table
+from anydevice.cli.peaks import peak_rows, reset_peaks
+from anydevice.cli.text import shows_progress, table
 from anydevice.errors import (
     AnyDeviceError,
     BudgetError,
@@ -31,7 +31,7 @@ from anydevice.pretrained import from_pretrained
 from anydevice.pretrained.inputs import synthetic_batch
 from anydevice.text import parse_bytes
 
-__all__ = ["import_transformers", "peak_rows", "prepare", "register", "reset_peaks"]
+__all__ = ["import_transformers", "prepare", "register"]
 
 _BUDGET: Final = re.compile(r"[\w:]+=[\w.]+")
 
@@ -157,8 +157,15 @@ def import_transformers() -> float:
         Seconds.
     """
     start = time.perf_counter()
-    with contextlib.suppress(ImportError):  # `from_pretrained` says what to install
-        from transformers import PreTrainedModel  # noqa: F401
+    before = logging.root.manager.disable
+    # It imports every quantizer that is installed; what those log of kernels for other hardware
+    # says nothing of this model.
+    logging.disable(logging.WARNING)
+    try:
+        with contextlib.suppress(ImportError):  # `from_pretrained` says what to install
+            from transformers import PreTrainedModel  # noqa: F401
+    finally:
+        logging.disable(before)
     return time.perf_counter() - start
 
 
@@ -259,42 +266,3 @@ def _describe(output: Any) -> str:
     values = first.flatten()[:5].tolist()
     numbers = ", ".join(f"{v:.4f}" for v in values)
     return f"{type(output).__name__} with {tuple(first.shape)} {first.dtype}: [{numbers}, ...]"
-
-
-def reset_peaks() -> None:
-    """Begin to count each device's peak memory."""
-    for device in registry.available_devices():
-        try:
-            registry.get_backend(device).reset_peak_memory(device.index or 0)
-        except NotImplementedError:  # this device keeps no count: `peak_rows` says so
-            continue
-
-
-def peak_rows() -> Iterator[tuple[str, str]]:
-    """Each device with its peak memory, for a table."""
-    for device in registry.available_devices():
-        try:
-            peak = registry.get_backend(device).peak_memory_allocated(device.index or 0)
-        except NotImplementedError:
-            yield str(device), "not told by the device"
-        else:
-            yield str(device), size_text(peak)
-    yield f"process (pid {os.getpid()})", f"{size_text(_peak_rss())} resident"
-
-
-def _peak_rss() -> int | None:
-    """The process's peak resident memory in bytes; mapped weights count while they are in RAM."""
-    import psutil
-
-    info = psutil.Process().memory_info()
-    peak = getattr(info, "peak_wset", None)
-    if peak is not None:
-        return int(peak)
-    try:
-        import resource
-    except ImportError:
-        return int(info.rss)
-    import sys
-
-    factor = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * factor
