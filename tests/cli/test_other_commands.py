@@ -136,6 +136,15 @@ def test_a_reader_that_goes_away(tmp_path):
     assert done.stderr.strip() == "141"
 
 
+@pytest.fixture
+def _heeds_ctrl_c():
+    """As in a terminal: a program that a shell starts in the background ignores SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_heeds_ctrl_c")
 def test_ctrl_c_is_one_line(monkeypatch, capsys):
     from anydevice.cli import devices
 
