@@ -1,5 +1,6 @@
 """``anydevice test``: what it says when all is well, and when something is not."""
 
+import json
 import re
 
 import pytest
@@ -56,14 +57,14 @@ def test_on_accelerators(simulator, monkeypatch, capfd):
 def test_a_check_that_fails_on_one_process_is_named(tmp_path, monkeypatch, capfd):
     (tmp_path / "sitecustomize.py").write_text(FAULT)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert cli.main(["test", "--cpu"]) == 1
-    out = capfd.readouterr().out
-    found = results(out)
+    assert cli.main(["test", "--cpu", "--json"]) == 1
+    report = json.loads(capfd.readouterr().out)
+    assert (report["num_processes"], report["device_type"]) == (2, "cpu")
+    found = {check["name"]: (check["state"], check["message"]) for check in report["checks"]}
     assert_well(found, but=["collectives"])
     state, said = found["collectives"]
     assert state == "failed"
     assert said.startswith("rank 1: AssertionError: gathered values: [1.0, 1.0, 2.0, 2.0] in place")
-    assert out.endswith("something is wrong (exit code 1)\n")
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument("--device_type", "--device-type", metavar="TYPE")
     parser.add_argument("--cpu", action="store_true", help="test on the host")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=_run)
 
 
@@ -49,12 +50,13 @@ def _run(args: argparse.Namespace) -> int:
         settings.values["num_processes"] = 2
         settings.origins["num_processes"] = "default: two on the host"
     with tempfile.TemporaryDirectory(prefix="anydevice-test-") as folder:
-        plan = make_plan(settings, "anydevice.cli.selftest_script", [])
+        plan = make_plan(settings, "anydevice.cli.selftest_script", ["--json"] * args.json)
         plan = dataclasses.replace(
             plan,
             environment={**plan.environment, FOLDER: folder},
             reasons={**plan.reasons, FOLDER: "anydevice test"},
         )
         code = execute(plan)
-    print("all is well" if code == 0 else f"something is wrong (exit code {code})")
+    if not args.json:
+        print("all is well" if code == 0 else f"something is wrong (exit code {code})")
     return 1 if code == 1 else code

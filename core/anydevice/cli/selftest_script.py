@@ -7,6 +7,7 @@ before it looks at values.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import tempfile
@@ -34,17 +35,24 @@ _EXAMPLES: Final = 23  # a multiple of no number of processes
 
 
 def main() -> int:
-    """Run every check.
+    """Run every check, and print a line for each; with ``--json``, one object at the end.
 
     Returns:
         0 when all hold, else 1.
     """
     accelerator = Accelerator()
-    accelerator.print(
-        f"{accelerator.num_processes} processes, {accelerator.device.type}, "
-        f"{accelerator.distributed_type}"
-    )
-    failed = 0
+    report: dict[str, Any] = {
+        "num_processes": accelerator.num_processes,
+        "device_type": accelerator.device.type,
+        "distributed_type": str(accelerator.distributed_type),
+        "checks": [],
+    }
+    as_json = "--json" in sys.argv[1:]
+    if not as_json:
+        accelerator.print(
+            f"{report['num_processes']} processes, {report['device_type']}, "
+            f"{report['distributed_type']}"
+        )
     checks: list[Callable[[Accelerator], str]] = [
         _processes,
         _collectives,
@@ -55,13 +63,19 @@ def main() -> int:
         _save_and_load,
     ]
     for check in checks:
-        failed += not _run(accelerator, check)
+        result = _run(accelerator, check)
+        report["checks"].append(result)
+        if not as_json:
+            accelerator.print("{name:<16} {state:<7} {seconds:6.2f} s  {message}".format(**result))
+            sys.stdout.flush()
     accelerator.end_training()
-    return 1 if failed else 0
+    if as_json:
+        accelerator.print(json.dumps(report, indent=2))
+    return int(any(result["state"] != "ok" for result in report["checks"]))
 
 
-def _run(accelerator: Accelerator, check: Callable[[Accelerator], str]) -> bool:
-    """Run a check on every process; whether it holds on all of them."""
+def _run(accelerator: Accelerator, check: Callable[[Accelerator], str]) -> dict[str, Any]:
+    """Run a check on every process: whether it holds on all of them, and what it says."""
     start = time.perf_counter()
     fault = said = ""
     try:
@@ -71,12 +85,12 @@ def _run(accelerator: Accelerator, check: Callable[[Accelerator], str]) -> bool:
         if says_yes(os.environ.get("ACCELERATE_DEBUG_MODE", "")):
             traceback.print_exc()
     faults = [f for f in gather_object([fault]) if f]
-    seconds = time.perf_counter() - start
-    name = check.__name__.replace("_", " ").strip()
-    state = "failed" if faults else "ok"
-    accelerator.print(f"{name:<16} {state:<7} {seconds:6.2f} s  {'; '.join(faults) or said}")
-    sys.stdout.flush()
-    return not faults
+    return {
+        "name": check.__name__.replace("_", " ").strip(),
+        "state": "failed" if faults else "ok",
+        "seconds": round(time.perf_counter() - start, 3),
+        "message": "; ".join(faults) or said,
+    }
 
 
 def _processes(accelerator: Accelerator) -> str:
