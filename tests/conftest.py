@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import warnings
 
 import pytest
 import torch
@@ -59,6 +60,8 @@ def interrupted():
             return error
         return None
 
+    # Python itself swallows what is raised while the callback of a weak reference runs.
+    warnings.filterwarnings("ignore", category=pytest.PytestUnraisableExceptionWarning)
     before = signal.signal(signal.SIGALRM, handle)
     yield run
     signal.signal(signal.SIGALRM, before)

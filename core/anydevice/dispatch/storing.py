@@ -75,28 +75,28 @@ def prepare_storing(
         )
         values |= {id(w): store[w.names[0]] for w in to_write}
     relocation = Relocation()
-    with explain_lack(weights):
-        for weight in weights:
+    for weight in weights:
+        with explain_lack(weight):
             relocation.add(weight, values.get(id(weight)))
     return relocation
 
 
 @contextlib.contextmanager
-def explain_lack(weights: Sequence[Weight]) -> Iterator[None]:
-    """Say which device ran out of memory while values of a model were made.
+def explain_lack(weight: Weight) -> Iterator[None]:
+    """Say which device ran out of memory while the new value of a weight was made.
 
     Raises:
-        DoesNotFitError: one did.
+        DoesNotFitError: the weight's device did.
     """
     try:
         yield
     except Exception as error:
-        for device in {w.device for w in weights if w.device.is_accelerator}:
-            if registry.get_backend(device.torch).is_out_of_memory(error):
-                raise DoesNotFitError(
-                    f"{device} ran out of memory while weights were moved to it; the model is "
-                    f"unchanged. Place less on it, by device_map or max_memory. ({error!s:.300})"
-                ) from error
+        device = weight.device
+        if device.is_accelerator and registry.get_backend(device.torch).is_out_of_memory(error):
+            raise DoesNotFitError(
+                f"{device} ran out of memory while weights were moved to it; the model is "
+                f"unchanged. Place less on it, by device_map or max_memory. ({error!s:.300})"
+            ) from error
         raise
 
 

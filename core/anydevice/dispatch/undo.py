@@ -73,9 +73,9 @@ def _bring_back(model: nn.Module, place: Device) -> None:
             "remove_hook_from_submodules, which leaves weights on disk as views of their files."
         )
     relocation = Relocation()
-    with explain_lack(weights):
-        for weight in weights:
-            mapped = place == CPU and backing_of(weight.tensor) is not None
+    for weight in weights:
+        mapped = place == CPU and backing_of(weight.tensor) is not None
+        with explain_lack(weight):
             relocation.add(weight, weight.tensor.detach().clone() if mapped else None)
     remove_hook_from_submodules(model)
     engine = model.__dict__.pop(ENGINE, None)
