@@ -19,7 +19,7 @@ from torch import nn
 
 from anydevice import registry
 from anydevice.checkpoint.checkpoint import Checkpoint
-from anydevice.devices import CPU, DISK, Device
+from anydevice.devices import CPU, DISK
 from anydevice.errors import AnyDeviceError, CheckpointError, DoesNotFitError
 from anydevice.interrupts import check
 from anydevice.loading.converting import convert, source_for_disk
@@ -271,21 +271,21 @@ class Loading:
 
     def explain(self, error: Exception) -> Exception:
         """The error to raise: whether the model is as it was must be known."""
-        device = _device_without_memory(self.plan, error)
+        short = _without_memory(self.plan, error)
         if self.touched:
             reason = f"The reason: {type(error).__name__}: {error}"
             return CheckpointError(f"{self._half_loaded()} {reason}")
-        if device is not None and not isinstance(error, AnyDeviceError):
+        if short and not isinstance(error, AnyDeviceError):
             return DoesNotFitError(
-                f"{device} has too little memory for the weights that it should get from "
+                f"{short} has too little memory for the weights that it should get from "
                 f"{self.checkpoint.source}; the model is unchanged. Place less on it, by "
                 f"device_map or max_memory. ({error!s:.300})"
             )
         return error
 
 
-def _device_without_memory(plan: Plan, error: Exception) -> Device | None:
-    for device in {t.device for t in plan.targets if t.device.is_accelerator}:
-        if registry.get_backend(device.type).is_out_of_memory(error):
-            return device
-    return None
+def _without_memory(plan: Plan, error: Exception) -> str:
+    """The devices of which one ran out; empty where none did. The error tells only the type."""
+    devices = sorted({t.device for t in plan.targets if t.device.is_accelerator}, key=str)
+    short = [d for d in devices if registry.get_backend(d.type).is_out_of_memory(error)]
+    return " or ".join(map(str, short))
