@@ -14,10 +14,11 @@ class Interrupt(BaseException):
 
 
 class AtLine:
-    """Counts the lines of anydevice that this thread runs in a call; raises at one of them."""
+    """Counts the lines of a folder that this thread runs in a call; raises at one of them."""
 
-    def __init__(self, at=None):
+    def __init__(self, at=None, folder=ROOT):
         self.count, self.at, self.place = 0, at, None
+        self._folder = folder
         self._open = set()
 
     def during(self, function):
@@ -33,7 +34,7 @@ class AtLine:
         return None
 
     def _trace(self, frame, event, _argument):
-        if not frame.f_code.co_filename.startswith(ROOT):
+        if not frame.f_code.co_filename.startswith(self._folder):
             return None
         if event == "line" and not self._ends_with_statement(frame):
             self.count += 1

@@ -1,57 +1,17 @@
 """An interrupt at any instruction leaves the model whole."""
 
-import linecache
 import os
 import random
-import sys
 import threading
 
 import pytest
 import torch
+from tests.interrupting import ROOT, AtLine
 from tests.transfer.conftest import Offloaded, make_blocks, same
 
-import anydevice
 from anydevice.devices import CPU
 
-FOLDER = os.path.join(os.path.dirname(anydevice.__file__), "transfer")
-
-
-class Interrupter:
-    """Raises KeyboardInterrupt at the n-th line that this thread runs in `anydevice.transfer`."""
-
-    def __init__(self, at=None):
-        self.at = at
-        self.lines = 0
-        self.place = None
-        self._open = set()
-
-    def __enter__(self):
-        sys.settrace(self._trace)
-        return self
-
-    def __exit__(self, *_):
-        sys.settrace(None)
-
-    def _trace(self, frame, event, argument):
-        if not frame.f_code.co_filename.startswith(FOLDER):
-            return None
-        if event == "line" and not self._ends_with_statement(frame):
-            self.lines += 1
-            if self.lines == self.at:
-                self.place = (frame.f_code.co_name, frame.f_lineno)
-                sys.settrace(None)
-                raise KeyboardInterrupt
-        return self._trace
-
-    def _ends_with_statement(self, frame):
-        """Python names the line of a ``with`` once more at its end, where no interrupt arrives."""
-        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip()
-        if not line.startswith("with "):
-            return False
-        key = (id(frame), frame.f_lineno)
-        begins = key not in self._open
-        self._open ^= {key}
-        return not begins
+FOLDER = os.path.join(ROOT, "transfer")
 
 
 def run(model, x, grad):
@@ -106,25 +66,23 @@ def test_an_interrupt_at_any_line_leaves_the_model_whole(sim, x, options, grad):
 
     others = set(threading.enumerate())
     model, _ = made()
-    with Interrupter() as all_lines:
+
+    def twice():
         for _ in range(2):
             run(model, x, grad)
+
+    all_lines = AtLine(folder=FOLDER)
+    all_lines.during(twice)
     wanted = model.plain(x)
     model.engine.close()
     draw = random.Random(0)
-    for at in sorted(draw.sample(range(1, all_lines.lines), 60)):
+    for at in sorted(draw.sample(range(1, all_lines.count), 60)):
         model, before = made()
         default = torch.sim.current_stream(0)
-        with Interrupter(at) as interrupter:
-            try:
-                for _ in range(2):
-                    run(model, x, grad)
-            except KeyboardInterrupt:
-                pass
-            else:
-                # An executor's thread, a staged chunk: the count differs a little between runs.
-                assert interrupter.place is None
-        place = interrupter.place
+        line = AtLine(at, FOLDER)
+        # An executor's thread, a staged chunk: the count differs a little between runs.
+        assert line.during(twice) is not None or line.place is None
+        place = line.place
         try:
             require_whole(model, before)
             assert torch.sim.current_stream(0) == default
