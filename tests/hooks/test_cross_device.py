@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from anydevice.hooks.cross_device import with_alignment, without_alignment
+from anydevice.hooks.cross_device import Alignment, call_aligned
 
 
 def aligned(function, *args, **kwargs):
-    return with_alignment(function, args, kwargs)
+    return call_aligned(Alignment.ON, function, args, kwargs)
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_without_alignment_inside(tensors):
         return True
 
     def outer():
-        assert without_alignment(inner, (), {})
+        assert call_aligned(Alignment.OFF, inner, (), {})
         return host + zero
 
     assert aligned(outer).device == zero.device
@@ -91,7 +91,7 @@ def test_under_a_mode_of_the_users(tensors):
 
     def outer():
         with Count() as count:
-            without_alignment(inner, (), {})
+            call_aligned(Alignment.OFF, inner, (), {})
             assert (host + zero).device == zero.device
             assert aligned(lambda: host * zero).device == zero.device
         return count.calls
@@ -103,7 +103,7 @@ def test_an_error_takes_the_mode_off(tensors):
     host, zero, _ = tensors
 
     def fail():
-        without_alignment(lambda: 1 / 0, (), {})
+        call_aligned(Alignment.OFF, lambda: 1 / 0, (), {})
 
     with pytest.raises(ZeroDivisionError):
         aligned(fail)

@@ -55,11 +55,7 @@ class Alias:
 
 
 def find_aliases(modules: Iterable[nn.Module]) -> list[Alias]:
-    """Find attributes, and items of lists and dicts in attributes, that hold weights of the module.
-
-    Args:
-        modules: the modules to look at, each for its own weights.
-    """
+    """Find attributes of modules, and items of lists and dicts in these, that hold own weights."""
     found = []
     for module in modules:
         held = {id(slot.get()): slot for _, slot in iter_slots(module, recurse=False)}

@@ -13,6 +13,7 @@ from anydevice.errors import ModelError
 from anydevice.hooks.aliases import find_aliases
 from anydevice.hooks.aligned_calls import AlignedCalls
 from anydevice.hooks.code_search import runs_in_backward
+from anydevice.hooks.cross_device import Alignment
 from anydevice.hooks.failures import STRIPPED
 from anydevice.hooks.forward import HOOK
 from anydevice.hooks.moving import allow_moves, refuse_moves
@@ -30,12 +31,7 @@ class Regrouping(Protocol):
     """Groups and hooks the parts of a module again, after its structure has changed."""
 
     def regroup(self, module: nn.Module, hook: AlignDevicesHook) -> None:
-        """Set the hook up for the module as it is now, and hook its parts.
-
-        Args:
-            module: the module.
-            hook: its hook.
-        """
+        """Set the hook up for the module as it is now, and hook its parts."""
 
 
 class AlignDevicesHook(AlignedCalls):
@@ -62,8 +58,8 @@ class AlignDevicesHook(AlignedCalls):
         group: weights that travel together, made by the caller; by default the hook makes its own.
         engine: the engine of a group that the hook makes; by default one of its own.
         passes: the engine that is told where calls of the whole model begin and end.
-        align: True aligns operators in the module's own code (`anydevice.hooks.cross_device`),
-            False stops an outer module's alignment, None changes nothing.
+        alignment: whether operators in the module's own code are aligned: see
+            `anydevice.hooks.cross_device`.
 
     Example:
         >>> import torch
@@ -89,9 +85,9 @@ class AlignDevicesHook(AlignedCalls):
         group: OffloadGroup | None = None,
         engine: Engine | None = None,
         passes: Engine | None = None,
-        align: bool | None = None,
+        alignment: Alignment = Alignment.INHERITED,
     ) -> None:
-        super().__init__(group, passes, align)
+        super().__init__(group, passes, alignment)
         self.execution_device = execution_device
         self.offload = offload
         self.io_same_device = io_same_device

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,9 +14,11 @@ from anydevice.devices import DeviceLike, parse_device
 from anydevice.hooks.aliases import Alias
 from anydevice.hooks.backward import prepare_backward
 from anydevice.hooks.base import ModelHook
+from anydevice.hooks.cross_device import Alignment
 from anydevice.hooks.execution import are_there, execute
 from anydevice.hooks.failures import explain_failure
 from anydevice.hooks.resumable import RESUMABLE, Call, resume
+from anydevice.hooks.types import Args, Forward, Kwargs
 from anydevice.hooks.writeback import SentArguments
 from anydevice.interrupts import uninterrupted
 from anydevice.nested import find_device
@@ -33,11 +35,11 @@ class AlignedCalls(ModelHook):
     skip_keys: str | list[str] | None
 
     def __init__(
-        self, group: OffloadGroup | None, passes: Engine | None, align: bool | None
+        self, group: OffloadGroup | None, passes: Engine | None, alignment: Alignment
     ) -> None:
         self.group = group
         self.passes = passes
-        self.align = align
+        self.alignment = alignment
         #: Modules whose children are part of what the hook covers, with these children.
         self._watched: Sequence[tuple[dict[str, Any], tuple[Any, ...]]] = ()
         self._aliases: Sequence[Alias] = ()
@@ -68,15 +70,13 @@ class AlignedCalls(ModelHook):
             and kind.post_forward is AlignedCalls.post_forward
         )
         on_device = self._device is not None and self._device.is_accelerator
-        self._is_direct = self.align is None and not on_device
+        self._is_direct = self.alignment is Alignment.INHERITED and not on_device
 
     def _regroup(self, module: nn.Module) -> None:
         """Cover the module as it is now, after its structure has changed."""
         raise NotImplementedError
 
-    def pre_forward(
-        self, module: nn.Module, *args: Any, **kwargs: Any
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Args, Kwargs]:
         """Send arguments to the execution device; what is there stays as it is."""
         target = self._target
         if target is not None and not are_there(args, kwargs, target):
@@ -84,13 +84,7 @@ class AlignedCalls(ModelHook):
             kwargs = send_to_device(kwargs, target, skip_keys=self.skip_keys)
         return args, kwargs
 
-    def run_forward(
-        self,
-        module: nn.Module,
-        forward: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
+    def run_forward(self, module: nn.Module, forward: Forward, args: Args, kwargs: Kwargs) -> Any:
         """Run a call with weights and arguments on the execution device.
 
         Raises:
@@ -111,25 +105,19 @@ class AlignedCalls(ModelHook):
                 if self._is_direct:
                     output = forward(*args, **kwargs)
                 else:
-                    output = execute(self._device, None, self.align, forward, args, kwargs)
+                    output = execute(self._device, None, self.alignment, forward, args, kwargs)
             except RuntimeError as error:
                 explain_failure(module, self._target, self.group, error)
                 raise
             if type(output) not in RESUMABLE:
                 return output
-            return self._resume(module, output, None, self.align, None)
+            return self._resume(module, output, None, self.alignment, None)
         return self._run(module, forward, args, kwargs)
 
-    def _run(
-        self,
-        module: nn.Module,
-        forward: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
+    def _run(self, module: nn.Module, forward: Forward, args: Args, kwargs: Kwargs) -> Any:
         input_device = find_device((args, kwargs)) if self.io_same_device else None
         kind = type(self)
-        sent, align = None, self.align
+        sent, alignment = None, self.alignment
         calls = self._calls()
         try:
             try:
@@ -139,12 +127,12 @@ class AlignedCalls(ModelHook):
                 if self._device is not None and not are_there(args, kwargs, self._target):
                     sent = SentArguments(args, kwargs, self._device, self.skip_keys)
                     args, kwargs = sent.args, sent.kwargs
-                    align = align or sent.have_modules or align
-                output = execute(self._device, sent, align, forward, args, kwargs)
+                    alignment = Alignment.ON if sent.have_modules else alignment
+                output = execute(self._device, sent, alignment, forward, args, kwargs)
                 if self._runs_in_backward and torch.is_grad_enabled():
-                    prepare_backward(self.group, self._device, align, (args, kwargs), output)
+                    prepare_backward(self.group, self._device, alignment, (args, kwargs), output)
                 if type(output) in RESUMABLE:
-                    return self._resume(module, output, sent, align, input_device)
+                    return self._resume(module, output, sent, alignment, input_device)
                 if kind.post_forward is not AlignedCalls.post_forward:
                     output = self.post_forward(module, output)
             finally:
@@ -163,13 +151,13 @@ class AlignedCalls(ModelHook):
         module: nn.Module,
         body: Any,
         sent: SentArguments | None,
-        align: bool | None,
+        alignment: Alignment,
         input_device: torch.device | None,
     ) -> Any:
         """Run a forward that returned before its body has run."""
 
-        def step(function: Callable[[Any], Any], value: Any) -> Any:
-            return execute(self._device, sent, align, function, (value,), {})
+        def step(function: Forward, value: Any) -> Any:
+            return execute(self._device, sent, alignment, function, (value,), {})
 
         finish = partial(self._finish, module, input_device)
         return resume(body, Call(self._hold, step, finish))

@@ -10,12 +10,13 @@ weights are brought again for that part of backward.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 from anydevice.devices import Device, parse_device
+from anydevice.hooks.cross_device import Alignment
 from anydevice.hooks.execution import execute
 from anydevice.nested import iter_tensors
 from anydevice.tensors import move_tensor
@@ -30,7 +31,7 @@ _MOST_NODES = 20_000
 def prepare_backward(
     group: OffloadGroup | None,
     device: Device | None,
-    align: bool | None,
+    alignment: Alignment,
     inputs: Any,
     output: Any,
 ) -> None:
@@ -39,14 +40,14 @@ def prepare_backward(
     Args:
         group: the weights; None where no weight has to be brought.
         device: where the module runs.
-        align: see `AlignDevicesHook`.
+        alignment: see `Alignment`.
         inputs: arguments of the forward, as it got them.
         output: what it returned.
     """
     given = [t for t in iter_tensors(inputs) if t.requires_grad]
     made = [t for t in iter_tensors(output) if t.grad_fn is not None]
     for node in _own_functions(made, given):
-        node._forward_cls = _Brought(node._forward_cls, group, device, align)
+        node._forward_cls = _Brought(node._forward_cls, group, device, alignment)
     if group is not None and group.is_entered:
         span = _Span(group)
         for tensor in made:
@@ -77,9 +78,10 @@ class _Brought:
     vjp = staticmethod(torch.autograd.Function.vjp)
 
     def __init__(
-        self, function: Any, group: OffloadGroup | None, device: Device | None, align: bool | None
+        self, function: Any, group: OffloadGroup | None, device: Device | None, alignment: Alignment
     ) -> None:
-        self._function, self._group, self._device, self._align = function, group, device, align
+        self._function, self._group = function, group
+        self._device, self._alignment = device, alignment
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._function, name)
@@ -88,9 +90,9 @@ class _Brought:
         """Run the function's own backward."""
         function, plain = self._function, torch.autograd.Function
         run = function.backward if function.vjp is plain.vjp else function.vjp
-        with _brought(self._group):
-            result = execute(self._device, None, self._align, run, (ctx, *gradients), {})
-        return _each_where_expected(ctx, result) if self._align else result
+        with self._group.call() if self._group is not None else contextlib.nullcontext():
+            result = execute(self._device, None, self._alignment, run, (ctx, *gradients), {})
+        return _each_where_expected(ctx, result) if self._alignment is Alignment.ON else result
 
 
 def _each_where_expected(ctx: Any, result: Any) -> Any:
@@ -103,22 +105,6 @@ def _each_where_expected(ctx: Any, result: Any) -> Any:
             device = parse_device(node._input_metadata[index].device)
             gradients[i] = move_tensor(gradients[i], device)
     return tuple(gradients) if isinstance(result, tuple) else gradients[0]
-
-
-@contextlib.contextmanager
-def _brought(group: OffloadGroup | None) -> Iterator[None]:
-    if group is None:
-        yield
-        return
-    call = group.call()
-    try:
-        try:
-            call.enter()
-            yield
-        finally:
-            call.leave()
-    finally:
-        call.leave()  # an interrupt may have cut the first short
 
 
 def _on_gradient(tensor: torch.Tensor, function: Callable[[torch.Tensor], None]) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from anydevice.hooks.resumable import RESUMABLE, Call, resume
+from anydevice.hooks.types import Args, Forward, Kwargs
 
 __all__ = ["ModelHook", "SequentialHook"]
 
@@ -50,9 +51,7 @@ class ModelHook:
         """
         return module
 
-    def pre_forward(
-        self, module: nn.Module, *args: Any, **kwargs: Any
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Args, Kwargs]:
         """Run just before the forward.
 
         Args:
@@ -77,13 +76,7 @@ class ModelHook:
         """
         return output
 
-    def run_forward(
-        self,
-        module: nn.Module,
-        forward: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
+    def run_forward(self, module: nn.Module, forward: Forward, args: Args, kwargs: Kwargs) -> Any:
         """Run a call of the hooked module: `pre_forward`, the forward, `post_forward`.
 
         Args:
@@ -135,9 +128,7 @@ class SequentialHook(ModelHook):
             module = hook.init_hook(module)
         return module
 
-    def pre_forward(
-        self, module: nn.Module, *args: Any, **kwargs: Any
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Args, Kwargs]:
         """Pass the arguments through each."""
         for hook in self.hooks:
             args, kwargs = hook.pre_forward(module, *args, **kwargs)
@@ -149,13 +140,7 @@ class SequentialHook(ModelHook):
             output = hook.post_forward(module, output)
         return output
 
-    def run_forward(
-        self,
-        module: nn.Module,
-        forward: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
+    def run_forward(self, module: nn.Module, forward: Forward, args: Args, kwargs: Kwargs) -> Any:
         """Run a call with all hooks."""
         for i, hook in enumerate(self.hooks):
             if type(hook).run_forward is not ModelHook.run_forward:
@@ -173,21 +158,9 @@ class SequentialHook(ModelHook):
 
 
 def _run_plain(
-    hooks: Sequence[ModelHook],
-    module: nn.Module,
-    forward: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    hooks: Sequence[ModelHook], module: nn.Module, forward: Forward, args: Args, kwargs: Kwargs
 ) -> Any:
-    """Run a forward between the `pre_forward` and the `post_forward` of some hooks.
-
-    Args:
-        hooks: in order.
-        module: the module whose forward it is.
-        forward: the forward.
-        args: positional arguments.
-        kwargs: keyword arguments.
-    """
+    """Run a forward between the `pre_forward` and the `post_forward` of some hooks."""
     for hook in hooks:
         args, kwargs = hook.pre_forward(module, *args, **kwargs)
     no_grad = any(hook.no_grad for hook in hooks)
@@ -209,11 +182,11 @@ def _step(no_grad: bool, function: Callable[[Any], Any], value: Any) -> Any:
         return function(value)
 
 
-def _bind(hook: ModelHook, module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+def _bind(hook: ModelHook, module: nn.Module, forward: Forward) -> Forward:
     return partial(_run_with_arguments, hook, module, forward)
 
 
 def _run_with_arguments(
-    hook: ModelHook, module: nn.Module, forward: Callable[..., Any], /, *args: Any, **kwargs: Any
+    hook: ModelHook, module: nn.Module, forward: Forward, /, *args: Any, **kwargs: Any
 ) -> Any:
     return hook.run_forward(module, forward, args, kwargs)

@@ -14,6 +14,7 @@ from anydevice.hooks.base import ModelHook
 from anydevice.hooks.registration import add_hook_to_module
 from anydevice.hooks.resumable import RESUMABLE, Call, resume
 from anydevice.hooks.structure import computes_with_parts
+from anydevice.hooks.types import Args, Forward, Kwargs
 from anydevice.interrupts import uninterrupted
 from anydevice.transfer import Engine, OffloadGroup
 from anydevice.weights import Slot, exchange, iter_modules, iter_slots
@@ -73,13 +74,7 @@ class LayerwiseCastingHook(ModelHook):
                 exchange(slot, tensor.detach().to(self.storage_dtype))
         return module
 
-    def run_forward(
-        self,
-        module: nn.Module,
-        forward: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
+    def run_forward(self, module: nn.Module, forward: Forward, args: Args, kwargs: Kwargs) -> Any:
         """Run the forward with the weights in the compute dtype.
 
         It is done here and not in `pre_forward`, so that a hook that brings weights to a device is
@@ -183,9 +178,7 @@ def attach_layerwise_casting_hooks(
 def _layers(module: nn.Module, told: bool = True) -> list[tuple[str, nn.Module]]:
     """The modules below one (and itself) whose own weights are cast, with their names.
 
-    Args:
-        module: the module that the hook is on.
-        told: whether the user has put it there, so that a module without parts is cast in any case.
+    Where the user has put the hook there (``told``), a module without parts is cast in any case.
     """
     if told and not module._modules:
         return [("", module)]

@@ -34,11 +34,7 @@ _MOST = 300
 
 
 def uses_host_operators(module: nn.Module) -> bool:
-    """Whether the code of a module's class, or a function that it calls, names such an operator.
-
-    Args:
-        module: the module; torch's own classes never do.
-    """
+    """Whether the code of a module's class, or a function that it calls, names such an operator."""
     kind: Any = type(module)
     return any(names & _HOST_OPERATORS for names, _ in _functions_of(kind))
 
@@ -48,9 +44,6 @@ def needs_all_weights(module: nn.Module) -> bool:
 
     That is, it gives them to a function compiled by TorchScript, or uses them in code that
     `torch.utils.checkpoint` runs again in backward.
-
-    Args:
-        module: the module; torch's own classes never do.
     """
     kind: Any = type(module)
     functions = _functions_of(kind)
@@ -61,11 +54,7 @@ def needs_all_weights(module: nn.Module) -> bool:
 
 
 def runs_in_backward(module: nn.Module) -> bool:
-    """Whether backward may run code of a module: recomputation, or an autograd function of its own.
-
-    Args:
-        module: the module; torch's own classes never do.
-    """
+    """Whether backward may run code of a module: recomputation, or an autograd function."""
     kind: Any = type(module)
     return any(names & _IN_BACKWARD for names, _ in _functions_of(kind))
 

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from anydevice.hooks.cross_device import is_aligned
+from anydevice.hooks.types import Args, Forward, Kwargs
 
 __all__ = ["current_compiler", "is_compiling", "never_traced", "run_outside_graph", "thread"]
 
@@ -52,21 +53,9 @@ def never_traced(function: _Function) -> _Function:
 
 @never_traced
 def run_outside_graph(
-    run: Callable[..., Any],
-    module: nn.Module,
-    forward: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    run: Callable[..., Any], module: nn.Module, forward: Forward, args: Args, kwargs: Kwargs
 ) -> Any:
-    """Call ``run(module, forward, args, kwargs)`` with the compiler suspended, except in forward.
-
-    Args:
-        run: a hook's ``run_forward``.
-        module: the hooked module.
-        forward: its own forward.
-        args: positional arguments.
-        kwargs: keyword arguments.
-    """
+    """Call a hook's ``run_forward`` with the compiler suspended, except in ``forward`` itself."""
     compiler, before = current_compiler(), thread.suspended
     if compiler is not None:
         thread.suspended = compiler
@@ -80,7 +69,7 @@ def run_outside_graph(
 
 
 @never_traced
-def _resume(forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+def _resume(forward: Forward, /, *args: Any, **kwargs: Any) -> Any:
     """Call a module's own forward with the compiler at work again."""
     if is_aligned():
         return forward(*args, **kwargs)

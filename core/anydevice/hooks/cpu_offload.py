@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from anydevice.hooks.registration import (
     remove_hook_from_module,
     remove_matching_hooks,
 )
+from anydevice.hooks.types import Args, Forward, Kwargs
 from anydevice.interrupts import uninterrupted
 from anydevice.relocation import Relocation, move_weights
 from anydevice.tensors import send_to_device
@@ -88,31 +88,19 @@ class CpuOffload(ModelHook):
     def _is_of_part(self, hook: ModelHook) -> bool:
         return isinstance(hook, _CpuOffloadPart) and hook.whole is self
 
-    def pre_forward(
-        self, module: nn.Module, *args: Any, **kwargs: Any
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Args, Kwargs]:
         """Offload the previous model; load this one and its inputs onto the device."""
         self.bring(module)
         args = send_to_device(args, self._device)
         return args, send_to_device(kwargs, self._device)
 
-    def run_forward(
-        self,
-        module: nn.Module,
-        forward: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
+    def run_forward(self, module: nn.Module, forward: Forward, args: Args, kwargs: Kwargs) -> Any:
         """Run a call with the model and its inputs on the device."""
         self.bring(module)
         return run_on(self._device, module, forward, args, kwargs)
 
     def bring(self, module: nn.Module) -> None:
-        """Send the previous model back, and bring this one.
-
-        Args:
-            module: the model.
-        """
+        """Send the previous model back, and bring this one."""
         if self.prev_module_hook is not None and self.prev_module_hook.hook is not self:
             self.prev_module_hook.offload()
         # Weights outlive the inference mode that they may be called in, and count their changes.
@@ -170,13 +158,7 @@ class _CpuOffloadPart(ModelHook):
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.whole, self._model())
 
-    def run_forward(
-        self,
-        module: nn.Module,
-        forward: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
+    def run_forward(self, module: nn.Module, forward: Forward, args: Args, kwargs: Kwargs) -> Any:
         """Run a call with the model and the inputs on the device."""
         model = self._model()
         if model is not None and not self.whole._presence.is_entered:

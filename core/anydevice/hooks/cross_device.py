@@ -8,6 +8,7 @@ that are on one device as a whole run without it, at full speed.
 
 from __future__ import annotations
 
+import enum
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -16,10 +17,11 @@ import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 from anydevice.devices import CPU, Device, parse_device
+from anydevice.hooks.types import Args, Forward, Kwargs
 from anydevice.nested import map_tensors
 from anydevice.tensors import move_tensor
 
-__all__ = ["CrossDeviceMode", "is_aligned", "with_alignment", "without_alignment"]
+__all__ = ["Alignment", "CrossDeviceMode", "call_aligned", "is_aligned"]
 
 #: Functions that work across devices on purpose, or that only look at a tensor.
 _ACROSS_DEVICES = frozenset(
@@ -47,6 +49,17 @@ _HOST_OPERATORS: Mapping[str, tuple[int | str, ...]] = {
 _RECURRENT = frozenset({"gru", "lstm", "rnn_relu", "rnn_tanh"})
 #: Operators that change their statistics in place: these stay where they are.
 _STATISTICS = frozenset({"batch_norm", "instance_norm"})
+
+
+class Alignment(enum.Enum):
+    """Whether the operators of a module's own code are aligned."""
+
+    #: As those of the code that calls it.
+    INHERITED = enum.auto()
+    #: Also where the caller's are not.
+    ON = enum.auto()
+    #: Not, also where the caller's are.
+    OFF = enum.auto()
 
 
 class _Local(threading.local):
@@ -86,10 +99,15 @@ def is_aligned() -> bool:
     return bool(_local.depth and not _local.muted)
 
 
-def with_alignment(
-    forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    """Call ``forward`` with operators aligned, also where the caller's are not."""
+def call_aligned(alignment: Alignment, forward: Forward, args: Args, kwargs: Kwargs) -> Any:
+    """Call ``forward`` with operators aligned or not."""
+    if alignment is Alignment.INHERITED:
+        return forward(*args, **kwargs)
+    call = _with_alignment if alignment is Alignment.ON else _without_alignment
+    return call(forward, args, kwargs)
+
+
+def _with_alignment(forward: Forward, args: Args, kwargs: Kwargs) -> Any:
     if _local.depth and not _local.muted and type(_top()) is CrossDeviceMode:
         return forward(*args, **kwargs)
     before = _State()
@@ -104,13 +122,8 @@ def with_alignment(
         before.restore()  # an interrupt may have cut the first short
 
 
-def without_alignment(
-    forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    """Call ``forward`` without alignment, also where the caller's operators are aligned.
-
-    The mode is taken off the stack, as one that does nothing still costs each operator a call.
-    """
+def _without_alignment(forward: Forward, args: Args, kwargs: Kwargs) -> Any:
+    """Take the mode off the stack, as one that does nothing still costs each operator a call."""
     if not _local.depth:
         return forward(*args, **kwargs)
     mode = _top()
@@ -174,9 +187,7 @@ def _tensors(data: Any, depth: int = 4) -> Iterator[torch.Tensor]:
             yield from _tensors(item, depth - 1)
 
 
-def _some_to_host(
-    which: tuple[int | str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Any, Any]:
+def _some_to_host(which: tuple[int | str, ...], args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
     def to_host(key: int | str, value: Any) -> Any:
         wanted = key in which and isinstance(value, torch.Tensor)
         return move_tensor(value, CPU) if wanted else value
@@ -185,7 +196,7 @@ def _some_to_host(
     return moved, {name: to_host(name, value) for name, value in kwargs.items()}
 
 
-def _gather(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+def _gather(name: str, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
     target = _target(name, args, kwargs)
     # Of packed sequences, recurrent operators take the sizes of batches second, on the host.
     stays = args[1] if name in _RECURRENT and _is_batch_sizes(args[1:2]) else None
@@ -201,7 +212,7 @@ def _is_batch_sizes(second: tuple[Any, ...]) -> bool:
     return any(isinstance(t, torch.Tensor) and t.dtype is torch.int64 for t in second)
 
 
-def _target(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Device:
+def _target(name: str, args: Args, kwargs: Kwargs) -> Device:
     in_place = name.endswith("_") and (
         not name.endswith("__")
         or name == "__setitem__"

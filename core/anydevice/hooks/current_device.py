@@ -21,13 +21,7 @@ _NOTHING = contextlib.nullcontext()
 def current_device(device: Device | None) -> contextlib.AbstractContextManager[None]:
     """Return a context in which a device is the current one of its type.
 
-    Args:
-        device: the device; None, the host, and the only device of its type change nothing.
-
-    Example:
-        >>> from anydevice.devices import CPU
-        >>> with current_device(CPU):
-        ...     pass
+    None, the host, and the only device of its type change nothing.
     """
     if device is None or device.index is None or not device.is_accelerator:
         return _NOTHING

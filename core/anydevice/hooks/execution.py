@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,39 +11,27 @@ from torch import nn
 
 from anydevice.devices import Device
 from anydevice.hooks.code_search import uses_host_operators
-from anydevice.hooks.cross_device import with_alignment, without_alignment
+from anydevice.hooks.cross_device import Alignment, call_aligned
 from anydevice.hooks.current_device import current_device
 from anydevice.hooks.resumable import RESUMABLE, Call, resume
+from anydevice.hooks.types import Args, Forward, Kwargs
 from anydevice.hooks.writeback import SentArguments
 from anydevice.nested import all_on_device
 
 __all__ = ["are_there", "execute", "run_on"]
 
 
-def run_on(
-    device: Device,
-    module: nn.Module,
-    forward: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Any:
-    """Run a forward whose weights are on a device, with its arguments there.
-
-    Args:
-        device: the device.
-        module: the module whose forward it is.
-        forward: the forward.
-        args: positional arguments.
-        kwargs: keyword arguments.
-    """
-    sent, align = None, uses_host_operators(module) or None
+def run_on(device: Device, module: nn.Module, forward: Forward, args: Args, kwargs: Kwargs) -> Any:
+    """Run the forward of a module whose weights are on a device, with its arguments there."""
+    sent = None
+    alignment = Alignment.ON if uses_host_operators(module) else Alignment.INHERITED
     if not are_there(args, kwargs, device.torch):
         sent = SentArguments(args, kwargs, device, None)
         args, kwargs = sent.args, sent.kwargs
-        align = align or sent.have_modules or None
-    output = execute(device, sent, align, forward, args, kwargs)
+        alignment = Alignment.ON if sent.have_modules else alignment
+    output = execute(device, sent, alignment, forward, args, kwargs)
     if type(output) in RESUMABLE:
-        step = partial(_step, device, sent, align)
+        step = partial(_step, device, sent, alignment)
         return resume(output, Call(contextlib.nullcontext, step, lambda result: result))
     return output
 
@@ -52,42 +39,36 @@ def run_on(
 def execute(
     device: Device | None,
     sent: SentArguments | None,
-    align: bool | None,
-    forward: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    alignment: Alignment,
+    forward: Forward,
+    args: Args,
+    kwargs: Kwargs,
 ) -> Any:
     """Run a forward, or a step of it, in the context that is this thread's.
 
     Args:
         device: the current device meanwhile; None leaves it alone.
         sent: arguments that were sent there: changes made to them reach the caller's own.
-        align: see `AlignDevicesHook`.
+        alignment: see `Alignment`.
         forward: what to run.
         args: positional arguments.
         kwargs: keyword arguments.
     """
     try:
         with current_device(device):
-            if align is None:
-                return forward(*args, **kwargs)
-            return (with_alignment if align else without_alignment)(forward, args, kwargs)
+            return call_aligned(alignment, forward, args, kwargs)
     finally:
         if sent is not None:
             sent.write_back()
 
 
 def _step(
-    device: Device,
-    sent: SentArguments | None,
-    align: bool | None,
-    function: Callable[[Any], Any],
-    value: Any,
+    device: Device, sent: SentArguments | None, alignment: Alignment, function: Forward, value: Any
 ) -> Any:
-    return execute(device, sent, align, function, (value,), {})
+    return execute(device, sent, alignment, function, (value,), {})
 
 
-def are_there(args: tuple[Any, ...], kwargs: dict[str, Any], target: torch.device | None) -> bool:
+def are_there(args: Args, kwargs: Kwargs, target: torch.device | None) -> bool:
     """Whether no argument has to move: a few comparisons, as it is asked at every call."""
     if target is None:
         return True

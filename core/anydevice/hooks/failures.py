@@ -30,12 +30,6 @@ def explain_failure(
 ) -> None:
     """Raise a better error where weights on another device are the reason of one.
 
-    Args:
-        module: the module whose forward raised.
-        target: where it runs.
-        group: the weights that are brought for it.
-        error: what was raised.
-
     Raises:
         UnplacedWeightError: weights of the module are elsewhere, and nothing brings them.
     """

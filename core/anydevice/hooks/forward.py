@@ -127,11 +127,7 @@ def own_forward(module: nn.Module) -> Callable[..., Any]:
 
 
 def has_own_forward(module: nn.Module) -> bool:
-    """Whether a module can be called; a `ModuleList`, for example, cannot.
-
-    Args:
-        module: the module.
-    """
+    """Whether a module can be called; a `ModuleList`, for example, cannot."""
     if isinstance(module, torch.jit.ScriptModule):
         return hasattr(module, "forward")
     return "forward" in module.__dict__ or type(module).forward is not nn.Module.forward

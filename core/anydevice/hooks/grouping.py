@@ -28,6 +28,7 @@ from anydevice.devices import Device
 from anydevice.errors import DeviceMapError
 from anydevice.hooks.align import AlignDevicesHook
 from anydevice.hooks.base import ModelHook
+from anydevice.hooks.cross_device import Alignment
 from anydevice.hooks.execution_plan import ExecutionPlan
 from anydevice.hooks.forward import HOOK, ORIGINAL, OwnForward, PartForward
 from anydevice.hooks.registration import add_hook_to_module, remove_matching_hooks
@@ -40,13 +41,7 @@ __all__ = ["attach_groups"]
 
 
 def attach_groups(model: nn.Module, plan: ExecutionPlan, engine: Engine) -> None:
-    """Hook the modules of a model whose weights are where they are stored.
-
-    Args:
-        model: the model, or a part of one.
-        plan: how it is to run.
-        engine: moves the groups.
-    """
+    """Hook the modules of a model, or a part of one, whose weights are where they are stored."""
     _Part(plan, engine, plan.prefix, root=True).attach(model)
 
 
@@ -154,23 +149,22 @@ class _Attaching:
     def _attach_resident(self, node: Node, in_block: bool, root: bool) -> None:
         """All is where it runs: one hook around the module, for its inputs and for changes."""
         nodes = list(descend(node))
-        align = any(needs_alignment(part.module) for part in nodes[:1])
-        self._hook(node, nodes, in_block, align=align, root=root)
+        self._hook(node, nodes, in_block, needs_alignment(node.module), root=root)
         for part in nodes[1:]:
             self.done.add(id(part.module))
             if needs_alignment(part.module):
-                self._hook(part, (), in_block, align=True)
+                self._hook(part, (), in_block, True)
 
     def _attach_whole(self, node: Node, in_block: bool, root: bool) -> None:
         """One group around the module; its parts enter the same one when called by themselves."""
         nodes = list(descend(node))
-        group = self._hook(node, nodes, in_block, align=needs_alignment(node.module), root=root)
+        group = self._hook(node, nodes, in_block, needs_alignment(node.module), root=root)
         for part in nodes[1:]:
             self.done.add(id(part.module))
             if is_scripted(node.module):
                 continue  # its parts are called in C++
-            align = needs_alignment(part.module) or None
-            self._hook(part, list(descend(part)), in_block, align=align, group=group)
+            align = needs_alignment(part.module)
+            self._hook(part, list(descend(part)), in_block, align, group=group)
             state = part.module.__dict__
             alone = isinstance(state.get(HOOK), AlignDevicesHook)
             if alone and group is not None and not align and type(state[ORIGINAL]) is OwnForward:
@@ -184,7 +178,7 @@ class _Attaching:
             # Where the place of a module is not known, its inputs come from anywhere.
             comes_to_main = node.place is not None or (root and self.plan.io_same_device)
             align = not (comes_to_main and self._is_on_main(node)) or needs_alignment(node.module)
-            self._hook(node, [node, *uncalled(node)], in_block, align=align, root=root)
+            self._hook(node, [node, *uncalled(node)], in_block, align, root=root)
         return [(child, in_block, False) for child in node.children]
 
     def _is_on_main(self, node: Node) -> bool:
@@ -213,19 +207,24 @@ class _Attaching:
         node: Node,
         nodes: Collection[Node],
         in_block: bool,
+        align: bool,
         *,
-        align: bool | None,
         root: bool = False,
         group: OffloadGroup | None = None,
     ) -> OffloadGroup | None:
-        """Hook a module that covers the own weights of some nodes; return its group."""
+        """Hook a module that covers the own weights of some nodes; return its group.
+
+        Alignment is turned off where a module around it has it on, except for a part of a group.
+        """
         if not node.callable:
             return None
+        is_part = group is not None
         if group is None and nodes:
             group = self._group(node, nodes)
-        outer, self.aligned = self.aligned, self.aligned or bool(align)
-        if not align and not self.aligned:  # nothing around it is aligned: there is nothing to stop
-            align = None
+        outer, self.aligned = self.aligned, self.aligned or align
+        alignment = Alignment.ON if align else Alignment.INHERITED
+        if not align and self.aligned and not is_part:
+            alignment = Alignment.OFF
         same = root and self.plan.io_same_device
         hook = self.hook if node.module is self.module else None
         if hook is None:
@@ -238,7 +237,7 @@ class _Attaching:
             )
             hook.resident_buffers = frozenset(self.plan.resident_buffers if root else ())
             add_hook_to_module(node.module, hook, append=True)
-        hook.align = align
+        hook.alignment = alignment
         hook.offload = hook.offload or any(part.away for part in nodes)
         hook.cover(group, [part.module for part in nodes])
         return group

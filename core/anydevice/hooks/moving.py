@@ -22,20 +22,12 @@ _APPLY = "_apply"
 
 
 def refuse_moves(module: nn.Module) -> None:
-    """Let the module, and what contains it, refuse to be moved. Casts (``model.half()``) work.
-
-    Args:
-        module: the outermost module of a dispatched model.
-    """
+    """Let the module, and what contains it, refuse to be moved. Casts (``model.half()``) work."""
     module.__dict__[_APPLY] = _GuardedApply(module)
 
 
 def allow_moves(module: nn.Module) -> None:
-    """Undo `refuse_moves`.
-
-    Args:
-        module: the module.
-    """
+    """Undo `refuse_moves`."""
     module.__dict__.pop(_APPLY, None)
 
 

@@ -127,12 +127,7 @@ def remove_hook_from_submodules(module: nn.Module) -> None:
 
 
 def remove_hooks_of_kind(model: nn.Module, *kinds: type[ModelHook]) -> None:
-    """Remove hooks of some classes from a model and its submodules; all others stay.
-
-    Args:
-        model: changed in place.
-        *kinds: the classes.
-    """
+    """Remove hooks of some classes from a model and its submodules; all others stay."""
 
     def remove() -> None:
         for _, module in iter_modules(model):
@@ -142,12 +137,7 @@ def remove_hooks_of_kind(model: nn.Module, *kinds: type[ModelHook]) -> None:
 
 
 def remove_matching_hooks(module: nn.Module, matches: Callable[[ModelHook], bool]) -> None:
-    """Remove some of the hooks of one module.
-
-    Args:
-        module: changed in place.
-        matches: says of a hook whether it is to be removed.
-    """
+    """Remove those hooks of one module that match."""
     hook: ModelHook | None = module.__dict__.get(HOOK)
     if hook is None:
         return

@@ -34,12 +34,7 @@ class Call(NamedTuple):
 
 
 def resume(body: Any, call: Call) -> Any:
-    """Return an object of the same kind as ``body`` that runs it as ``call`` says.
-
-    Args:
-        body: one of the types in `RESUMABLE`, not yet started.
-        call: what is done around it.
-    """
+    """Return an object of the same kind (see `RESUMABLE`) that runs ``body`` as ``call`` says."""
     if type(body) is types.AsyncGeneratorType:
         return _resume_async_generator(body, call)
     if type(body) is types.CoroutineType:

@@ -63,12 +63,7 @@ class Survey:
         self.nodes: dict[int, Node] = {}
 
     def look_at(self, name: str, module: nn.Module) -> Node:
-        """Learn of a module and its parts.
-
-        Args:
-            name: the module's full name.
-            module: the module.
-        """
+        """Learn of a module, by its full name, and its parts."""
         first = self.nodes[id(module)] = Node(name, module)
         stack: list[tuple[Node, Device | None, bool]] = [(first, None, False)]
         while stack:
@@ -91,14 +86,9 @@ class Survey:
         return first
 
     def _look(self, node: Node, forced: Device | None) -> Device | None:
-        """Learn of a module by itself.
+        """Learn of a module by itself, and return where its parts are forced to run.
 
-        Args:
-            node: the module.
-            forced: where a preloaded ancestor runs.
-
-        Returns:
-            Where its parts are forced to run.
+        ``forced`` is where a preloaded ancestor runs.
         """
         place = forced or self.plan.execution(node.name)
         if forced is None and self.is_preloaded(node.module):

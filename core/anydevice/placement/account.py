@@ -88,19 +88,14 @@ def recount(
         for device, share in placement.shares.items()
     }
     planned = {p.name: p for p in placement.blocks}
-    return Placement(
-        dict(placement),
+    return placement.changed(
+        placement,
         model=type(model).__name__,
         blocks=[
             dataclasses.replace(p, tied_to=planned[p.name].tied_to, onload=planned[p.name].onload)
             for p in counted
         ],
         shares=shares,
-        main_device=placement.main_device,
-        ahead=placement.ahead,
-        whole=placement.whole,
-        host_run=placement.host_run,
-        offload_buffers=placement.offload_buffers,
         sizes=sizes,
     )
 

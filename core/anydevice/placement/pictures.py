@@ -31,20 +31,16 @@ def picture_path(path: str | os.PathLike[str]) -> Path:
     return file
 
 
-class Pictures:
+class Pictures(Facts):
     """The methods of a `Placement` that draw it."""
-
-    __slots__ = ()
-
-    _facts: Facts
 
     def to_svg(self) -> str:
         """Draw the devices as bars with the blocks in order: one self-contained SVG."""
-        return draw(self._facts)
+        return draw(self)
 
     def to_html(self) -> str:
         """A page that needs nothing else: the picture, the table, and the reason for each block."""
-        return draw_page(self._facts)
+        return draw_page(self)
 
     def to_png(self) -> bytes:
         """The picture as the bytes of a PNG, 1840 pixels wide.
@@ -52,7 +48,7 @@ class Pictures:
         Raises:
             MissingDependencyError: Pillow is not installed.
         """
-        return paint(self._facts)
+        return paint(self)
 
     def to_text(self, width: int = 40) -> str:
         """The picture for a terminal: a bar for each device.
@@ -68,7 +64,7 @@ class Pictures:
               disk  ████████  16.2 KiB of 977 KiB
               █ weights  ░ reserved for offloaded blocks  · free
         """
-        return draw_text(self._facts, width)
+        return draw_text(self, width)
 
     def save_picture(self, path: str | os.PathLike[str]) -> Path:
         """Write the picture; the end of the name says as what.

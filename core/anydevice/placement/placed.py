@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import types
+from collections.abc import Mapping, Sequence
 
 __all__ = ["Facts", "Placed", "Share"]
 
@@ -58,19 +59,22 @@ class Share:
         return None if self.budget is None else self.budget - self.used - self.reserve
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Facts:
     """All that a placement knows besides its device map; see `Placement`."""
 
     model: str = ""
-    blocks: tuple[Placed, ...] = ()
+    blocks: Sequence[Placed] = ()
     shares: Mapping[str, Share] = dataclasses.field(default_factory=dict)
     main_device: int | str | None = None
     ahead: int = 0
     whole: bool = True
-    host_run: tuple[str, ...] = ()
+    host_run: Sequence[str] = ()
     offload_buffers: bool = False
-    #: Bytes of each distinct tensor of the model, by its number.
-    sizes: tuple[int, ...] = ()
-    #: Whether the user named the devices.
+    sizes: Sequence[int] = ()
     is_given: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("blocks", "host_run", "sizes"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        object.__setattr__(self, "shares", types.MappingProxyType(dict(self.shares)))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import types
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from anydevice.devices import Device, DeviceLike, parse_device
@@ -13,7 +13,7 @@ from anydevice.placement.counting import bytes_by_device, needed_reserve
 from anydevice.placement.device_map import DeviceMap, grouped
 from anydevice.placement.explain import explain, table
 from anydevice.placement.pictures import Pictures
-from anydevice.placement.placed import Facts, Placed, Share
+from anydevice.placement.placed import Facts, Share
 from anydevice.text import list_some
 
 __all__ = ["Placement"]
@@ -39,13 +39,8 @@ class Placement(Pictures, dict[str, Any]):
         host_run: names of offloaded blocks of which even one module is too large for any
             accelerator: they run on the host.
         offload_buffers: whether buffers of offloaded blocks are stored with their parameters.
-
-    Example::
-
-        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-        placement = infer_auto_device_map(model, max_memory={"cpu": 10**6})
-        changed = placement.replace({"1": "disk"})
-        assert changed.bytes_on("disk") == 80
+        sizes: bytes of each distinct tensor of the model, in its order.
+        is_given: whether the user named the devices.
 
     Example:
         >>> from torch import nn
@@ -54,99 +49,20 @@ class Placement(Pictures, dict[str, Any]):
         >>> placement = infer_auto_device_map(model, max_memory={"cpu": "1MiB"})
         >>> dict(placement), placement.bytes_on("cpu")
         ({'': 'cpu'}, 160)
+        >>> placement.replace({"1": "disk"}).bytes_on("disk")
+        80
     """
 
-    __slots__ = ("_devices", "_facts")
-
-    def __init__(
-        self,
-        device_map: Mapping[str, int | str],
-        *,
-        model: str = "",
-        blocks: Sequence[Placed] = (),
-        shares: Mapping[str, Share] | None = None,
-        main_device: int | str | None = None,
-        ahead: int = 0,
-        whole: bool = True,
-        host_run: Sequence[str] = (),
-        offload_buffers: bool = False,
-        sizes: Sequence[int] = (),
-        is_given: bool = False,
-    ) -> None:
-        super().__init__(device_map)
-        facts = Facts(
-            model,
-            tuple(blocks),
-            types.MappingProxyType(dict(shares or {})),
-            main_device,
-            ahead,
-            whole,
-            tuple(host_run),
-            offload_buffers,
-            tuple(sizes),
-            is_given,
-        )
-        object.__setattr__(self, "_facts", facts)
-        object.__setattr__(self, "_devices", None)
+    def __init__(self, device_map: Mapping[str, int | str], **facts: Any) -> None:
+        dict.__init__(self, device_map)
+        Facts.__init__(self, **facts)
 
     # ------------------------------------------------------------------ the facts
 
-    _facts: Facts
-
-    @property
-    def model(self) -> str:
-        """The model's class name."""
-        return self._facts.model
-
-    @property
-    def blocks(self) -> tuple[Placed, ...]:
-        """Every block in execution order with its device."""
-        return self._facts.blocks
-
-    @property
-    def shares(self) -> Mapping[str, Share]:
-        """Canonical device name to what it holds; fastest first."""
-        return self._facts.shares
-
-    @property
-    def main_device(self) -> int | str | None:
-        """The device, as spelled, on which offloaded blocks run; see the class."""
-        return self._facts.main_device
-
-    @property
-    def ahead(self) -> int:
-        """How many offloaded blocks fit in `reserve`."""
-        return self._facts.ahead
-
-    @property
-    def whole(self) -> bool:
-        """Whether offloaded blocks are loaded whole."""
-        return self._facts.whole
-
-    @property
-    def host_run(self) -> tuple[str, ...]:
-        """Names of offloaded blocks that run on the host."""
-        return self._facts.host_run
-
-    @property
-    def offload_buffers(self) -> bool:
-        """Whether buffers of offloaded blocks are stored with their parameters."""
-        return self._facts.offload_buffers
-
-    @property
+    @functools.cached_property
     def devices(self) -> DeviceMap:
         """The map with its devices read, for looking up names."""
-        if self._devices is None:
-            object.__setattr__(self, "_devices", DeviceMap(self))
-        assert self._devices is not None
-        return self._devices
-
-    _devices: DeviceMap | None
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Bytes of each distinct tensor of the model, in its order."""
-        return self._facts.sizes
+        return DeviceMap(self)
 
     @property
     def reserve(self) -> dict[int | str, int]:
@@ -179,11 +95,11 @@ class Placement(Pictures, dict[str, Any]):
 
     def explain(self) -> str:
         """Say in words why each block is where it is."""
-        return explain(self._facts)
+        return explain(self)
 
     def table(self) -> str:
         """Return the devices, what they hold and what is left as a table of text."""
-        return table(self._facts)
+        return table(self)
 
     # ------------------------------------------------------------------ changing
 
@@ -200,17 +116,16 @@ class Placement(Pictures, dict[str, Any]):
             DeviceMapError: a name is none of the placement's blocks and holds none.
             UnknownDeviceError: a device cannot be read.
         """
-        facts = self._facts
         moved: dict[str, Device] = {}
-        keys = {name: share.key for name, share in facts.shares.items()}
+        keys = {name: share.key for name, share in self.shares.items()}
         for name, spelling in changes.items():
             device = parse_device(spelling)
             keys.setdefault(str(device), spelling if isinstance(spelling, int) else str(spelling))
-            inside = [p.name for p in facts.blocks if _holds(name, p.name)]
+            inside = [p.name for p in self.blocks if _holds(name, p.name)]
             if not inside:
                 raise DeviceMapError(
                     f"{name!r} is no block of this placement, whose blocks are "
-                    f"{list_some([repr(p.name) for p in facts.blocks])}. To divide a block, pass a "
+                    f"{list_some([repr(p.name) for p in self.blocks])}. To divide a block, pass a "
                     f"plain dict as device map: {{**placement, {name!r}: {spelling!r}}}"
                 )
             moved.update(dict.fromkeys(inside, device))
@@ -218,37 +133,40 @@ class Placement(Pictures, dict[str, Any]):
             dataclasses.replace(p, device=str(moved[p.name]), tied_to=None, is_given=True)
             if p.name in moved
             else p
-            for p in facts.blocks
+            for p in self.blocks
         )
-        host_run = tuple(name for name in facts.host_run if name not in moved)
-        main, reserve, ahead = needed_reserve(blocks, host_run, facts, keys)
-        used = bytes_by_device(blocks, facts.sizes, main, facts.offload_buffers)
-        order = [*facts.shares, *(d for d in used if d not in facts.shares)]
+        host_run = tuple(name for name in self.host_run if name not in moved)
+        main, reserve, ahead = needed_reserve(blocks, host_run, self, keys)
+        used = bytes_by_device(blocks, self.sizes, main, self.offload_buffers)
+        order = [*self.shares, *(d for d in used if d not in self.shares)]
         shares = {
             device: Share(
                 keys[device],
-                facts.shares[device].budget if device in facts.shares else None,
+                self.shares[device].budget if device in self.shares else None,
                 used.get(device, 0),
                 reserve if device == main else 0,
             )
             for device in order
         }
         device_map = (
-            {p.name: keys[p.device] for p in blocks} if facts.is_given else grouped(blocks, keys)
+            {p.name: keys[p.device] for p in blocks} if self.is_given else grouped(blocks, keys)
         )
-        return Placement(
+        return self.changed(
             device_map,
-            model=facts.model,
             blocks=blocks,
             shares=shares,
             main_device=None if main is None else keys[main],
             ahead=ahead,
-            whole=facts.whole,
             host_run=host_run,
-            offload_buffers=facts.offload_buffers,
-            sizes=facts.sizes,
-            is_given=facts.is_given,
         )
+
+    def changed(self, device_map: Mapping[str, int | str], **facts: Any) -> Placement:
+        """Return a placement with another map and some other facts; nothing is counted."""
+        return Placement(device_map, **{**self._all_facts(), **facts})
+
+    def _all_facts(self) -> dict[str, Any]:
+        facts = {field.name: getattr(self, field.name) for field in dataclasses.fields(Facts)}
+        return {**facts, "shares": dict(self.shares)}  # a read-only view cannot be pickled
 
     def _refuse(self, *_args: Any, **_kwargs: Any) -> NoReturn:
         raise FrozenPlacementError(
@@ -265,8 +183,7 @@ class Placement(Pictures, dict[str, Any]):
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        facts = {f.name: getattr(self._facts, f.name) for f in dataclasses.fields(Facts)}
-        return _restore, (dict(self), {**facts, "shares": dict(self.shares)})
+        return _restore, (dict(self), self._all_facts())
 
 
 def _restore(device_map: dict[str, int | str], facts: dict[str, Any]) -> Placement:
