@@ -59,6 +59,11 @@ class Device:
         return self.type not in _PLACELESS
 
     @property
+    def tier(self) -> int:
+        """How fast it is by its kind: 0 for accelerators, 1 for the host, 2 for all else."""
+        return 0 if self.is_accelerator else 1 if self == CPU else 2
+
+    @property
     def torch(self) -> torch.device:
         """As a `torch.device`; the disk's weights are seen from the host, so it gives that."""
         return _torch_device(CPU.type if self == DISK else str(self))

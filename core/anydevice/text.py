@@ -22,6 +22,7 @@ __all__ = [
     "lay_out_table",
     "list_some",
     "parse_bytes",
+    "read_bytes",
     "require_text",
     "says_yes",
     "suggest",
@@ -68,6 +69,18 @@ def parse_bytes(size: int | float | str) -> int:
     if number_of_bytes > _LARGEST:
         raise BudgetError(f"{_cut(size)} is not a size: no device has that much memory; {_USE}")
     return number_of_bytes
+
+
+def read_bytes(size: Any, where: str) -> int:
+    """Read a size; an error begins with the setting that it is of.
+
+    Raises:
+        BudgetError: see `parse_bytes`.
+    """
+    try:
+        return parse_bytes(size)
+    except BudgetError as error:
+        raise BudgetError(f"{where}: {error}") from None
 
 
 def whole_number(name: str, value: Any, least: int, meaning: str) -> int:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -70,11 +71,11 @@ def tie_key(tensor: torch.Tensor) -> Hashable:
     return id(tensor) if address is None else (address, *_view(tensor))
 
 
-def tie_groups(model: nn.Module) -> list[list[tuple[str, Slot]]]:
-    """The names and slots of each distinct tensor of a model, in the model's order."""
+def tie_groups(slots: Iterable[tuple[str, Slot]]) -> list[list[tuple[str, Slot]]]:
+    """Full names and slots, as `iter_slots` gives them, by the distinct tensors in them."""
     ties = Ties()
     groups: list[list[tuple[str, Slot]]] = []
-    for named in iter_slots(model):
+    for named in slots:
         slot = named[1]
         number = ties.number(slot.table[slot.name])
         if number == len(groups):
@@ -92,12 +93,6 @@ def find_tied_parameters(model: nn.Module) -> list[list[str]]:
     Returns:
         One list of names for each such tensor, in the model's order.
 
-    Example::
-
-        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-        model[1].weight = model[0].weight
-        assert find_tied_parameters(model) == [["0.weight", "1.weight"]]
-
     Example:
         >>> from torch import nn
         >>> from anydevice.utils import find_tied_parameters
@@ -106,7 +101,9 @@ def find_tied_parameters(model: nn.Module) -> list[list[str]]:
         >>> find_tied_parameters(model)
         [['0.weight', '1.weight']]
     """
-    return [[name for name, _ in group] for group in tie_groups(model) if len(group) > 1]
+    return [
+        [name for name, _ in group] for group in tie_groups(iter_slots(model)) if len(group) > 1
+    ]
 
 
 def retie_parameters(model: nn.Module, tied_params: Iterable[Sequence[str]]) -> None:
@@ -218,31 +215,15 @@ def gather_weights(
         named: full names and slots.
         where: the device of a full name and its slot.
     """
-    ties = Ties()
-    weights: list[Weight] = []
-    for name, slot in named:
-        device = where(name, slot)
-        number = ties.number(slot.table[slot.name])
-        if number == len(weights):
-            weights.append(Weight([name], [slot], device))
-            continue
-        weight = weights[number]
-        weight.names.append(name)
-        weight.slots.append(slot)
-        if _speed(device) > _speed(weight.device):
-            weight.device = device
+    weights = _weights(named)
+    place_weights(weights, where)
     return weights
 
 
 def place_weights(weights: Iterable[Weight], where: Callable[[str, Slot], Device]) -> None:
-    """Set the devices of weights as `gather_weights` does.
-
-    Args:
-        weights: of a model.
-        where: the device of a full name and its slot.
-    """
+    """Set the devices of weights as `gather_weights` does."""
     for weight in weights:
-        weight.device = max(map(where, weight.names, weight.slots), key=_speed)
+        weight.device = min(map(where, weight.names, weight.slots), key=_TIER)
 
 
 def list_weights(model: nn.Module) -> list[Weight]:
@@ -250,15 +231,16 @@ def list_weights(model: nn.Module) -> list[Weight]:
 
     What is on meta, or nowhere yet, is to be stored on the host.
     """
-    weights = []
-    for group in tie_groups(model):
-        names, slots = zip(*group, strict=True)
-        weight = Weight(list(names), list(slots), CPU)
+    weights = _weights(iter_slots(model))
+    for weight in weights:
         if not weight.tensor.is_meta:
             weight.device = parse_device(weight.tensor.device)
-        weights.append(weight)
     return weights
 
 
-def _speed(device: Device) -> int:
-    return 2 if device.is_accelerator else 1 if device == CPU else 0
+def _weights(named: Iterable[tuple[str, Slot]]) -> list[Weight]:
+    groups = (zip(*group, strict=True) for group in tie_groups(named))
+    return [Weight(list(names), list(slots), CPU) for names, slots in groups]
+
+
+_TIER: Final = operator.attrgetter("tier")

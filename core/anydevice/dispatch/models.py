@@ -105,11 +105,6 @@ def dispatch_model(
         DoesNotFitError: a device lacks memory.
         OffloadStoreError: the offload folder cannot be used.
 
-    Example::
-
-        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-        dispatch_model(model, {"0": "cpu", "1": "disk"}, offload_dir="offload")
-
     Example:
         >>> import torch
         >>> from torch import nn

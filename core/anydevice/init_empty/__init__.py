@@ -53,12 +53,6 @@ def init_empty_weights(include_buffers: bool | None = None) -> Iterator[None]:
         include_buffers: whether buffers are empty too. By default they are real, since those that
             are not in a checkpoint could not be recovered.
 
-    Example::
-
-        with init_empty_weights():
-            model = nn.Sequential(*[nn.Linear(10000, 10000) for _ in range(1000)])
-        assert model[0].weight.is_meta
-
     Example:
         >>> from torch import nn
         >>> from anydevice import init_empty_weights
@@ -81,11 +75,6 @@ def init_on_device(device: DeviceLike, include_buffers: bool | None = None) -> I
 
     Raises:
         UnknownDeviceError: the device is not on this machine.
-
-    Example::
-
-        with init_on_device("cpu"):
-            model = nn.Linear(4, 4)
 
     Example:
         >>> from torch import nn

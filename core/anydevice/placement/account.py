@@ -27,11 +27,7 @@ def account(
 ) -> Placement:
     """Say what a map puts where. It has no budgets, so nothing is reserved either.
 
-    Args:
-        model: on any device, meta too.
-        device_map: module or tensor names to devices.
-        weights: the model's.
-        options: ``dtype``, ``special_dtypes`` and ``offload_buffers`` count.
+    Of the options, ``dtype``, ``special_dtypes`` and ``offload_buffers`` count.
 
     Raises:
         UnknownDeviceError: a device cannot be read.
@@ -142,8 +138,7 @@ def _spelling(device: DeviceLike) -> int | str:
 def _order(device: str) -> tuple[int, str, int]:
     """Accelerators by type and index, the host, the disk."""
     read = parse_device(device)
-    tier = 0 if read.is_accelerator else 1 if read == CPU else 2
-    return tier, read.type, read.index or 0
+    return read.tier, read.type, read.index or 0
 
 
 def _kind(model: nn.Module, name: str) -> str:

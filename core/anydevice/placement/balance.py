@@ -45,11 +45,6 @@ def get_balanced_memory(
     Raises:
         BudgetError: a budget cannot be read.
 
-    Example::
-
-        model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(4)])
-        assert get_balanced_memory(model, {"cpu": 1000}) == {"cpu": 1000}
-
     Example:
         >>> from torch import nn
         >>> from anydevice.utils import get_balanced_memory
@@ -67,13 +62,7 @@ def get_balanced_memory(
 
 
 def balance(inventory: Inventory, own: Sequence[int], *, low_zero: bool) -> list[int]:
-    """Lower the budgets of accelerators; see `get_balanced_memory`.
-
-    Args:
-        inventory: the model's blocks.
-        own: bytes of each accelerator.
-        low_zero: keep the first as empty as can be.
-    """
+    """Lower the budgets of accelerators, ``own``, in bytes; see `get_balanced_memory`."""
     if len(own) < 2:
         return list(own)
     ends = prefix_sums(tie_blocks(inventory, False, max(own)))

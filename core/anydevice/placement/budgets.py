@@ -11,7 +11,7 @@ from anydevice import registry
 from anydevice.backend import DeviceBackend, MemoryInfo
 from anydevice.devices import CPU, DISK, META, Device, parse_device, same_devices
 from anydevice.errors import BackendError, BudgetError, UnknownDeviceError
-from anydevice.text import SMALLEST_COMPUTED, as_float, parse_bytes
+from anydevice.text import SMALLEST_COMPUTED, as_float, read_bytes
 
 __all__ = ["Budget", "Headroom", "check_budgets", "get_max_memory", "read_budgets"]
 
@@ -172,16 +172,12 @@ def _given(max_memory: Mapping[Any, int | str]) -> list[Budget]:
             raise BudgetError(
                 f"max_memory names {device} twice, as {budgets[device].key!r} and as {key!r}"
             )
-        number = _read(size, f"max_memory[{key!r}]")
+        number = read_bytes(size, f"max_memory[{key!r}]")
         spelling = int(key) if isinstance(key, numbers.Integral) else str(key)
         budgets[device] = Budget(spelling, device, number)
     kinds = list(dict.fromkeys(device.type for device in budgets))
-    speed = {kind: (_tier(kind), -_priority(kind), i) for i, kind in enumerate(kinds)}
+    speed = {kind: (Device(kind).tier, -_priority(kind), i) for i, kind in enumerate(kinds)}
     return sorted(budgets.values(), key=lambda b: (speed[b.device.type], b.device.index or 0))
-
-
-def _tier(kind: str) -> int:
-    return {CPU.type: 1, DISK.type: 2}.get(kind, 0)
 
 
 def _priority(kind: str) -> int:
@@ -197,7 +193,7 @@ def _disk_cap(budgets: list[Budget], disk: bool | int | str) -> list[Budget]:
     if disk is False:
         return []
     if disk is not True:
-        cap = _read(disk, "disk (True, False, or a size)")
+        cap = read_bytes(disk, "disk (True, False, or a size)")
         if said is not None and said.size is not None:
             cap = min(cap, said.size)
         return [Budget(DISK.type, DISK, cap)]
@@ -226,7 +222,7 @@ def _amount(value: Any, where: str) -> int | float:
             f"{where}: {value!r} is neither a share, from 0 to below 1, such as 0.1; nor a size, "
             "such as 2**30 or '1GiB'"
         )
-    return _read(value, where)
+    return read_bytes(value, where)
 
 
 def _leave(budget: Budget, share: int | float) -> Budget:
@@ -234,11 +230,3 @@ def _leave(budget: Budget, share: int | float) -> Budget:
     size = budget.size or 0
     left = share if isinstance(share, int) else int(size * share)
     return dataclasses.replace(budget, size=max(0, size - left))
-
-
-def _read(size: Any, where: str) -> int:
-    """Read a size; an error names the setting that it is of."""
-    try:
-        return parse_bytes(size)
-    except BudgetError as error:
-        raise BudgetError(f"{where}: {error}") from None

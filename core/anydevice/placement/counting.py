@@ -18,12 +18,8 @@ def bytes_by_device(
 ) -> dict[str, int]:
     """Bytes that are stored on each device; a tied weight counts once on each that has it.
 
-    Args:
-        blocks: with their devices.
-        sizes: bytes of each tensor.
-        main: the accelerator on which offloaded blocks run; None where they run on the host.
-        offload_buffers: whether buffers of offloaded blocks are stored with their parameters; else
-            they are where these run.
+    Offloaded blocks run on ``main``; None is the host. Their buffers are there, unless
+    ``offload_buffers`` says that they are stored with their parameters.
     """
     held: defaultdict[str, set[int]] = defaultdict(set)
     executing = main or CPU.type

@@ -105,13 +105,7 @@ def check_device_map(model: nn.Module, device_map: Mapping[str, DeviceLike]) -> 
 
 
 def require_cover(model: nn.Module, lookup: DeviceMap, keys: Mapping[str, str | None]) -> None:
-    """`check_device_map`, where the entry that covers each tensor is known.
-
-    Args:
-        model: the model.
-        lookup: the map.
-        keys: the model's tensor names to their entries; None where there is none.
-    """
+    """`check_device_map`, where ``keys`` has the entry of each tensor's name, or None for none."""
     missing = [name for name, key in keys.items() if key is None]
     used = set(keys.values())
     stray = [key for key in lookup.entries() if key not in used and not _exists(model, key)]
@@ -143,9 +137,7 @@ def _some(names: Iterable[str]) -> str:
 def grouped(placed: Sequence[Placed], keys: Mapping[str, int | str]) -> dict[str, int | str]:
     """The shortest map of placed blocks: modules whose blocks are all on one device are one entry.
 
-    Args:
-        placed: the blocks.
-        keys: canonical device names to how the user spells them.
+    ``keys`` has the user's spelling of each canonical device name.
     """
     #: Each prefix's only device; "" (no device's name) where there are several.
     only: dict[str, str] = {}

@@ -96,12 +96,7 @@ def draw_page(facts: Facts) -> str:
 
 
 def draw_text(facts: Facts, width: int) -> str:
-    """Lines of text: a bar for each device, with weights, what is reserved, and what is free.
-
-    Args:
-        facts: the placement.
-        width: columns of the longest bar.
-    """
+    """Lines of text: a bar for each device, with weights, what is reserved, and what is free."""
     rows = shown_shares(facts)
     longest = max((extent(name, share) for name, share in rows), default=0) or 1
     names = max((len(str(share.key)) for _, share in rows), default=0)

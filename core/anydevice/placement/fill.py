@@ -97,17 +97,11 @@ class _Walk:
         self.unused.remove(device)
         return self._take(weight, device)
 
-    def _cost(self, group: TiedGroup, device: int) -> int:
-        if not group.shared:
-            return group.alone
-        present = self.held[device]
-        return group.alone + sum(s for t, s in group.shared.items() if t not in present)
-
     def _fits(self, group: TiedGroup, device: int) -> bool:
-        return self._cost(group, device) <= self.left[device]
+        return group.added_to(self.held[device]) <= self.left[device]
 
     def _take(self, group: TiedGroup, device: int) -> int:
-        self.left[device] -= self._cost(group, device)
+        self.left[device] -= group.added_to(self.held[device])
         self.held[device].update(group.shared)
         return device
 

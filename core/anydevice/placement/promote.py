@@ -23,43 +23,35 @@ def promote(
     need: Callable[[list[int | None]], int],
     share: bool,
 ) -> list[int | None] | None:
-    """Move one group that was left over to a device, if that breaks no law.
+    """Move one group that was left over to a device, if that breaks no law; None where none can.
 
-    The walk asks whether a group fits next to the room that is kept. For the group that needs most
-    of it, the question is another: would it fit next to the room that the *others* need? And one
-    that has ties to a group which the walk placed later weighs less in the end than it did.
+    The walk asks whether a group fits next to the memory that is reserved. For the group that needs
+    most of it, the question is another: does it fit next to what the *others* need? And one that
+    has ties to a group which the walk placed later weighs less in the end than it did.
 
     Args:
         groups: all of a tier's.
         where: their devices; None for what is left over.
-        largest: the group that needs most room.
+        largest: the group that needs the most reserved.
         others: what else to try.
         capacities: bytes of each device.
-        need: bytes that the first device used keeps free, when the groups are so placed.
+        need: bytes that the first device used reserves, when the groups are so placed.
         share: whether a device may have more than one run.
-
-    Returns:
-        The better placement; None when there is none.
     """
     devices = range(len(capacities))
     held = _held(groups, where, len(capacities))
     left = [capacities[d] - sum(held[d].values()) for d in devices]
-    moves = [(largest, d) for d in devices if _added(groups[largest], held[d]) <= left[d]]
+    moves = [(largest, d) for d in devices if groups[largest].added_to(held[d]) <= left[d]]
     main = next((d for d in where if d is not None), None)
     if main is not None:
         left[main] -= need([*where])
-    fits = ((i, d) for i in others for d in devices if _added(groups[i], held[d]) <= left[d])
+    fits = ((i, d) for i in others for d in devices if groups[i].added_to(held[d]) <= left[d])
     for i, device in [*moves, *itertools.islice(fits, _MAX_TRIED)]:
         moved = [*where]
         moved[i] = device
         if _is_lawful(groups, moved, device, capacities, need(moved), share):
             return moved
     return None
-
-
-def _added(group: TiedGroup, held: dict[int, int]) -> int:
-    """Bytes that a group adds to a device."""
-    return group.alone + sum(size for t, size in group.shared.items() if t not in held)
 
 
 def _is_lawful(

@@ -62,11 +62,7 @@ def buffer_bytes(
 ) -> int:
     """Bytes of the buffers of what is left over, which stay on the first device used.
 
-    Args:
-        groups: all of a tier's.
-        where: their devices.
-        sizes: bytes of each tensor.
-        resident: count the buffers of what rests on that device too; else only what is added to it.
+    With ``resident`` those of what is stored there count too; else only what is added to it.
     """
     if not any(b.buffers for b in groups):
         return 0

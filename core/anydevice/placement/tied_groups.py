@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Final
 
 from anydevice.placement.blocks import Block, Inventory
@@ -37,16 +37,19 @@ class TiedGroup:
     unit: int
     leaf: int
 
+    def added_to(self, held: Container[int]) -> int:
+        """Bytes that it adds to a device that holds some tensors, by their indices."""
+        if not self.shared:
+            return self.alone
+        return self.alone + sum(size for t, size in self.shared.items() if t not in held)
+
 
 def tie_blocks(
     inventory: Inventory, offload_buffers: bool, largest: int | None = None
 ) -> list[TiedGroup]:
     """Join blocks that are mostly tied weights to the first block that has those.
 
-    Args:
-        inventory: the blocks.
-        offload_buffers: whether buffers travel with their block's parameters.
-        largest: a group of more bytes is not made: together, nothing could hold it.
+    A group of more than ``largest`` bytes is not made: together, nothing could hold it.
     """
     sizes = inventory.sizes
     owner: dict[int, int] = {}

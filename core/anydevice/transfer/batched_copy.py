@@ -10,7 +10,7 @@ import torch
 from anydevice import registry
 from anydevice.devices import Device
 from anydevice.tensors import move_tensor
-from anydevice.transfer.copy_plan import bytes_of, is_copied_as_bytes, plan_copies, tensor_at
+from anydevice.transfer.copy_plan import is_copied_as_bytes, plan_copies, tensor_at
 from anydevice.transfer.pinning import PinBudget, pin_host_tensors
 from anydevice.transfer.queue import DeviceQueue
 
@@ -72,17 +72,14 @@ def page_lock(tensors: Sequence[torch.Tensor], device: Device) -> None:
 
 
 def _copy_batch(
-    batch: list[torch.Tensor],
-    queue: DeviceQueue,
-    found: dict[int, torch.Tensor],
+    batch: list[torch.Tensor], queue: DeviceQueue, found: dict[int, torch.Tensor]
 ) -> None:
     plan = plan_copies(batch, queue.pins)
     flat = queue.allocate(plan.nbytes)
     queue.wait(queue.copy_stream, queue.record(queue.current_stream()))  # its last reader
     with queue.copying():
         for run in plan.runs:
-            source = bytes_of(batch[run.weight], run.nbytes)
-            flat.narrow(0, run.offset, run.nbytes).copy_(source, non_blocking=True)
+            run.copy(batch, flat)
     for piece in plan.pieces:
         found[id(batch[piece.weight])] = tensor_at(flat, piece.offset, batch[piece.weight])
 

@@ -52,10 +52,7 @@ class Buffer:
         return self.flat.numel()
 
     def tensor(self, offset: int, like: torch.Tensor) -> torch.Tensor:
-        """View bytes from ``offset`` on as a tensor with the dtype, shape and strides of another.
-
-        It has a version counter of its own, unlike other views, so that a change is noticed.
-        """
+        """See `tensor_at`."""
         dtype = like.dtype
         view = self._views.get(dtype)
         if view is None:

@@ -44,10 +44,6 @@ class CopyEngine:
         self.queue.synchronize(self.queue.record(self.queue.copy_stream))
 
     def close(self, *, wait: bool) -> None:
-        """Drop free buffers, the staging ring and threads.
-
-        Args:
-            wait: for readers to end; they end soon in any case.
-        """
+        """Drop free buffers, the staging ring and threads; wait for these, or let them end."""
         self.stager.close(wait=wait)
         self.pool.clear()

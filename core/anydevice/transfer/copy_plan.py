@@ -65,6 +65,11 @@ class Run(NamedTuple):
     nbytes: int
     pinned: bool
 
+    def copy(self, weights: Sequence[torch.Tensor], flat: torch.Tensor) -> None:
+        """Queue its copy into the buffer's bytes on the current stream."""
+        source = bytes_of(weights[self.weight], self.nbytes)
+        flat.narrow(0, self.offset, self.nbytes).copy_(source, non_blocking=True)
+
 
 class CopyPlan(NamedTuple):
     """Where the weights of a group go.
@@ -98,16 +103,12 @@ def signature(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def plan_copies(
-    originals: Sequence[torch.Tensor],
-    pins: bool,
-    alone: Sequence[int] = (),
+    originals: Sequence[torch.Tensor], pins: bool, alone: Sequence[int] = ()
 ) -> CopyPlan:
-    """Lay weights out in one buffer, each with its own strides.
+    """Lay distinct weights out in one buffer, each with its own strides.
 
-    Args:
-        originals: the weights, each once.
-        pins: whether the device knows page-locked memory.
-        alone: indices of others that must be copied one by one.
+    ``pins`` says whether the device knows page-locked memory; those at the indices ``alone`` must
+    be copied one by one.
     """
     loose = [i for i, t in enumerate(originals) if i in alone or not is_copied_as_bytes(t)]
     order = sorted(

@@ -1,4 +1,4 @@
-"""Device copies: a tensor on the executing device that stands for one that originals elsewhere.
+"""Device copies: a tensor on the executing device that stands for one elsewhere.
 
 A copy must pass for its original inside ``forward``: same class, same attributes, same
 ``requires_grad``. With gradients on it is differentiable, so that backward reaches the original.
@@ -59,10 +59,7 @@ def make_device_copy(
 ) -> torch.Tensor:
     """Copy one tensor to ``device`` at once, on the current stream.
 
-    Args:
-        original: the tensor that stays where it is.
-        device: where the copy is.
-        compute_dtype: the copy's dtype, where ``original`` holds floating-point numbers.
+    ``compute_dtype`` is the copy's dtype, where ``original`` holds floating-point numbers.
     """
     if wants_gradient(original):
         copy = _cast(move_tensor(_castable(original, device, compute_dtype), device), compute_dtype)
@@ -84,13 +81,9 @@ def copies_of_data(
     device: Device,
     compute_dtype: torch.dtype | None,
 ) -> dict[int, torch.Tensor]:
-    """Make copies of copies of the data that are on the device already.
+    """Make device copies of data that is on the device already, by the index of the original.
 
-    Args:
-        originals: the tensors that stay where they are.
-        data: the copies, by the index of their original.
-        device: where the copies are.
-        compute_dtype: the dtype of copies of floating-point numbers; None for their own.
+    ``compute_dtype`` is the dtype of copies of floating-point numbers; None for their own.
     """
     graph = torch.is_grad_enabled()
     copies = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Container, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import nn
@@ -19,27 +19,10 @@ from anydevice.transfer.residency import Residency
 from anydevice.transfer.saved import SavedWeights
 from anydevice.weights import Slot, iter_slots
 
+if TYPE_CHECKING:
+    from anydevice.transfer.engine import Engine
+
 __all__ = ["GroupCall", "OffloadGroup"]
-
-
-class _Engine(Protocol):
-    """What a group needs of its engine."""
-
-    @property
-    def resident(self) -> Container[int]:
-        """Ids of the device copies that stand in slots now."""
-
-    def add(self, group: OffloadGroup) -> None:
-        """Take note of a new group."""
-
-    def enter(self, group: OffloadGroup, held: list[Residency]) -> None:
-        """Load a group's weights for a call."""
-
-    def leave(self, held: list[Residency]) -> None:
-        """End what `enter` began."""
-
-    def compute_on_host(self, group: OffloadGroup) -> None:
-        """Take note that a group computes from weights in files."""
 
 
 class OffloadGroup:
@@ -67,7 +50,7 @@ class OffloadGroup:
 
     def __init__(
         self,
-        engine: _Engine,
+        engine: Engine,
         name: str,
         modules: Sequence[tuple[str, nn.Module]],
         device: Device,
@@ -101,7 +84,7 @@ class OffloadGroup:
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy has no calls inside."""
-        state = {k: v for k, v in self.__dict__.items() if k not in _RUN_TIME}
+        state = {name: self.__dict__[name] for name in _KEPT if name in self.__dict__}
         state["_modules"] = [(n, m) for n, ref in self._modules if (m := ref()) is not None]
         return state
 
@@ -272,16 +255,5 @@ class GroupCall:
             self.leave()
 
 
-#: What a copy of a group does not take along.
-_RUN_TIME: Final = frozenset(
-    {
-        "_tables",
-        "_torch_device",
-        "_inside",
-        "is_entered",
-        "prefetch_score",
-        "plan",
-        "was_pinned",
-        "_is_mapped",
-    }
-)
+#: What a copy of a group takes along, besides the modules.
+_KEPT: Final = ("name", "device", "compute_dtype", "pins_mapped", "compares", "_engine")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from anydevice.transfer.profile import Span
 
-__all__ = ["GroupTransfers", "sum_up", "table_row"]
+__all__ = ["GroupTransfers"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,32 +35,30 @@ class GroupTransfers:
     seconds: float
     waited: float
 
+    @classmethod
+    def of(cls, group: str, device: str, spans: list[Span]) -> GroupTransfers:
+        """Sum spans up."""
+        transfers = [span for span in spans if span.row == "link"]
+        return cls(
+            group,
+            device,
+            len(spans) - len(transfers),
+            sum(span.ahead for span in transfers),
+            sum(span.nbytes for span in transfers),
+            sum(span.copies for span in transfers),
+            sum(span.seconds for span in transfers),
+            sum(span.waited for span in spans),
+        )
 
-def sum_up(group: str, device: str, spans: list[Span]) -> GroupTransfers:
-    """Sum up the spans of one group on one device."""
-    transfers = [span for span in spans if span.row == "link"]
-    uses = [span for span in spans if span.row == "compute"]
-    return GroupTransfers(
-        group,
-        device,
-        len(uses),
-        sum(span.ahead for span in transfers),
-        sum(span.nbytes for span in transfers),
-        sum(span.copies for span in transfers),
-        sum(span.seconds for span in transfers),
-        sum(span.waited for span in uses),
-    )
-
-
-def table_row(group: GroupTransfers) -> tuple[str, ...]:
-    """The cells of a group in the table of a profile."""
-    return (
-        group.group or "(root)",
-        group.device,
-        str(group.uses),
-        str(group.ahead),
-        f"{group.bytes / 1e6:.1f}",
-        str(group.copies),
-        f"{group.seconds * 1e3:.2f}",
-        f"{group.waited * 1e3:.2f}",
-    )
+    def cells(self) -> tuple[str, ...]:
+        """Its row in the table of a profile."""
+        return (
+            self.group or "(root)",
+            self.device,
+            str(self.uses),
+            str(self.ahead),
+            f"{self.bytes / 1e6:.1f}",
+            str(self.copies),
+            f"{self.seconds * 1e3:.2f}",
+            f"{self.waited * 1e3:.2f}",
+        )

@@ -20,10 +20,7 @@ _writing: Final = threading.RLock()
 def place_in_block(block: torch.Tensor, offset: int, like: torch.Tensor) -> torch.Tensor:
     """Make a tensor over a part of a block, with a storage of its own that keeps the block alive.
 
-    Args:
-        block: page-locked bytes.
-        offset: where the part begins, in bytes.
-        like: has the dtype, shape and strides.
+    The part begins at the byte ``offset``; ``like`` has the dtype, shape and strides.
     """
     _remember(block)
     memory = (ctypes.c_uint8 * like.nbytes).from_address(block.data_ptr() + offset)

@@ -43,13 +43,7 @@ def pin_host_tensors(
 
     The tensors stay the same objects, each with a storage of its own, so that saving one does not
     save all. Left where they are: weights whose memory is shared (a view, another
-    process), and those that are page-locked already.
-
-    Args:
-        originals: the weights, each once.
-        backend: pins memory.
-        budget: what this may cost.
-        mapped: whether weights that are views of a file are wanted in memory, too.
+    process), those that are page-locked already, and unless ``mapped`` views of a file.
     """
     chosen = [t for t in originals if _may_move(t) and (mapped or backing_of(t) is None)]
     offsets = [0]

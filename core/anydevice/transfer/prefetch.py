@@ -204,11 +204,7 @@ class Prefetcher:
             engine.settle()
 
     def close(self, *, wait: bool) -> None:
-        """Give everything up.
-
-        Args:
-            wait: for readers to end; they end soon in any case.
-        """
+        """Give everything up; wait for readers, or let them end."""
         self.cancel(lambda _: True)
         for engine in self._engines.values():
             engine.close(wait=wait)

@@ -20,7 +20,7 @@ import torch
 
 from anydevice.text import lay_out_table
 from anydevice.transfer.chrome_trace import write_trace
-from anydevice.transfer.group_transfers import GroupTransfers, sum_up, table_row
+from anydevice.transfer.group_transfers import GroupTransfers
 from anydevice.transfer.queue import DeviceQueue
 
 __all__ = [
@@ -106,48 +106,37 @@ class TransferProfile:
         groups: dict[tuple[str, str], list[Span]] = {}
         for span in self._spans:
             groups.setdefault((span.group, span.device), []).append(span)
-        return [sum_up(group, device, spans) for (group, device), spans in groups.items()]
+        return [GroupTransfers.of(*names, spans) for names, spans in groups.items()]
 
     @property
     def bytes(self) -> int:
         """Bytes that were copied."""
-        return sum(span.nbytes for span in self._spans)
+        return self._sum().bytes
 
     @property
     def copies(self) -> int:
         """Copies that it took."""
-        return sum(span.copies for span in self._spans)
+        return self._sum().copies
 
     @property
     def waited(self) -> float:
         """Seconds for which devices stood still for weights."""
-        return sum(span.waited for span in self._spans)
+        return self._sum().waited
 
     @property
     def overlap(self) -> float:
         """The part of the copies' time for which no device waited, from 0 to 1."""
-        seconds = sum(span.seconds for span in self._spans if span.row == "link")
-        return max(0.0, 1.0 - self.waited / seconds) if seconds else 0.0
+        total = self._sum()
+        return max(0.0, 1.0 - total.waited / total.seconds) if total.seconds else 0.0
+
+    def _sum(self) -> GroupTransfers:
+        return GroupTransfers.of("all", "", self._spans)
 
     def table(self) -> str:
         """A line for each group, and the sum."""
         head = ("GROUP", "DEVICE", "USES", "AHEAD", "MB", "COPIES", "COPY ms", "WAITED ms")
-        groups = self.groups
-        rows = [head, *(table_row(u) for u in groups)]
-        rows.append(
-            table_row(
-                GroupTransfers(
-                    "all",
-                    "",
-                    sum(u.uses for u in groups),
-                    sum(u.ahead for u in groups),
-                    self.bytes,
-                    self.copies,
-                    sum(u.seconds for u in groups),
-                    self.waited,
-                )
-            )
-        )
+        groups = [*self.groups, self._sum()]
+        rows = [head, *(group.cells() for group in groups)]
         body = lay_out_table(rows, numbers=range(2, len(head)))
         return f"{body}\noverlap {self.overlap:.0%}"
 

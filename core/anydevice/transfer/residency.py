@@ -102,7 +102,7 @@ class Residency:
         """
         self.plan, self.buffer = plan, buffer
         buffer.holder = self
-        queue, flat, stager = self.engine.queue, buffer.flat, self.engine.stager
+        queue, stager = self.engine.queue, self.engine.stager
         for event in buffer.after:  # what was here before has been read
             queue.wait(queue.copy_stream, event)
         nbytes = sum(piece.nbytes for piece in plan.pieces)
@@ -111,8 +111,7 @@ class Residency:
         with queue.copying():
             for run in plan.runs:
                 if run.pinned or not queue.pins:
-                    source = bytes_of(originals[run.weight], run.nbytes)
-                    flat.narrow(0, run.offset, run.nbytes).copy_(source, non_blocking=True)
+                    run.copy(originals, buffer.flat)
         if not staged:
             self._finish()
             return

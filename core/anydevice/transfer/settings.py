@@ -7,7 +7,7 @@ from typing import Any
 
 from anydevice.devices import Device, same_devices
 from anydevice.errors import BudgetError
-from anydevice.text import parse_bytes, whole_number
+from anydevice.text import read_bytes, whole_number
 
 __all__ = ["read_pin_budget", "read_prefetch_depth", "read_reserve"]
 
@@ -32,7 +32,7 @@ def read_reserve(reserve: Mapping[Any, Any] | None) -> dict[Device, int] | None:
         return None
     if not isinstance(reserve, Mapping):
         raise BudgetError(f"reserve is {reserve!r}; it must be a dict of device to size")
-    sizes = {key: _read(size, f"reserve[{key!r}]") for key, size in reserve.items()}
+    sizes = {key: read_bytes(size, f"reserve[{key!r}]") for key, size in reserve.items()}
     return same_devices(sizes, "reserve")
 
 
@@ -42,11 +42,4 @@ def read_pin_budget(size: Any) -> int | None:
     Raises:
         BudgetError: the size cannot be read.
     """
-    return None if size is None else _read(size, "pin_budget")
-
-
-def _read(size: Any, where: str) -> int:
-    try:
-        return parse_bytes(size)
-    except BudgetError as error:
-        raise BudgetError(f"{where}: {error}") from None
+    return None if size is None else read_bytes(size, "pin_budget")

@@ -12,14 +12,17 @@ import concurrent.futures
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
-from typing import Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
 from anydevice.transfer.copy_plan import ALIGNMENT
 from anydevice.transfer.queue import DeviceQueue
 
-__all__ = ["ChunkCopy", "ChunkReceiver", "Stager", "StagingBuffer", "StagingRing", "divide"]
+if TYPE_CHECKING:
+    from anydevice.transfer.residency import Residency
+
+__all__ = ["ChunkCopy", "Stager", "StagingBuffer", "StagingRing", "divide"]
 
 #: Bytes of a chunk: large enough that a copy's latency does not count, small enough that the first
 #: one is soon under way.
@@ -111,26 +114,8 @@ class ChunkCopy(NamedTuple):
     parts: list[tuple[torch.Tensor, int]]
 
 
-class ChunkReceiver(Protocol):
-    """What a reader works for."""
-
-    def is_wanted(self) -> bool:
-        """Whether the chunk is still needed."""
-
-    def deliver(self, chunk: ChunkCopy, memory: torch.Tensor) -> Any:
-        """Queue the copy of a staging buffer's bytes; return the event after it."""
-
-    def fail(self, error: BaseException) -> None:
-        """Take note that a chunk could not be copied."""
-
-
 def divide(sources: Sequence[tuple[torch.Tensor, int]], chunk: int) -> Iterator[ChunkCopy]:
-    """Divide host bytes into chunks.
-
-    Args:
-        sources: bytes, and their offset in the device buffer, ascending.
-        chunk: most bytes of one.
-    """
+    """Divide host bytes, with their ascending offsets on the device, into chunks of that size."""
     parts: list[tuple[torch.Tensor, int]] = []
     start = end = 0
     for source, offset in sources:
@@ -167,7 +152,7 @@ class Stager:
             self._ring = StagingRing(self._queue, size, _CHUNKS)
         return self._ring.nbytes
 
-    def send(self, chunk: ChunkCopy, receiver: ChunkReceiver) -> None:
+    def send(self, chunk: ChunkCopy, receiver: Residency) -> None:
         """Let a reader fill a buffer with a chunk, no larger than `chunk_for` said."""
         ring = self._ring
         assert ring is not None
@@ -192,7 +177,7 @@ class Stager:
         self._readers = self._ring = None
 
 
-def _fill_and_deliver(ring: StagingRing, chunk: ChunkCopy, receiver: ChunkReceiver) -> None:
+def _fill_and_deliver(ring: StagingRing, chunk: ChunkCopy, receiver: Residency) -> None:
     try:
         buffer = ring.acquire()
         try:

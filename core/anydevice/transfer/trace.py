@@ -8,9 +8,12 @@ from __future__ import annotations
 import threading
 import weakref
 from types import TracebackType
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from anydevice.transfer.group import OffloadGroup
+
+if TYPE_CHECKING:
+    from anydevice.transfer.engine import Engine
 
 __all__ = ["ExecutionTrace", "ForwardPass", "PassCall"]
 
@@ -124,16 +127,6 @@ class ForwardPass:
         return [u for u in groups if u is not None and u.prefetch_score > _PATIENCE]
 
 
-class _Engine(Protocol):
-    """What a call of the whole model needs of its engine."""
-
-    def begin_pass(self, call: PassCall, thread: int) -> None:
-        """A call of the whole model begins."""
-
-    def end_pass(self, call: PassCall, thread: int) -> None:
-        """A call of the whole model is over."""
-
-
 class PassCall:
     """A call of the whole model: tells the engine where it begins and ends. Calls may be nested.
 
@@ -145,7 +138,7 @@ class PassCall:
 
     __slots__ = ("_engine", "_thread")
 
-    def __init__(self, engine: _Engine) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._thread = 0  # no thread has this id
 
