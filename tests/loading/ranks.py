@@ -101,6 +101,20 @@ def plain_broadcast(folder, rank, world):
     load_checkpoint_in_model(Net(), path, broadcast_from_rank0=True, strict=False)
 
 
+def ties_are_compared_on_rank_0(folder, rank, world):
+    """With ``strict``, tied names must have the same values; only rank 0 has the values."""
+    state, path = expected(folder), folder / "tied.safetensors"
+
+    def load(change):
+        if rank == 0:
+            save_file({**state, "head.weight": state["embed.weight"] + change}, path)
+        load_checkpoint_in_model(Net(), path, strict=True, broadcast_from_rank0=True)
+
+    load(0)
+    with raises(CheckpointError, "head.weight has other values"):
+        load(1)
+
+
 def odd_dtypes(folder, rank, world):
     """Types that the collectives cannot send as what they are."""
     dtypes = (torch.float8_e4m3fn, torch.uint16, torch.bool, torch.complex64, torch.bfloat16)
@@ -356,6 +370,7 @@ def raises(kind, words):
 PATIENCE = datetime.timedelta(seconds=60)
 ORDER = (
     plain_broadcast,
+    ties_are_compared_on_rank_0,
     odd_dtypes,
     rank_0_reads_once,
     to_disk,

@@ -223,7 +223,7 @@ def test_memory_of_a_batched_copy_that_fails_is_not_written_to_later(sim, monkey
         return tensor
 
     monkeypatch.setattr("anydevice.transfer.batched_copy._BATCH", 1 << 20)
-    monkeypatch.setattr("anydevice.transfer.batched_copy.bytes_of", interrupt)
+    monkeypatch.setattr("anydevice.transfer.copy_plan.bytes_of", interrupt)
     with pytest.raises(KeyboardInterrupt):
         copy_batch(sources, parse_device("sim:0"))
     later = torch.ones(1 << 20, dtype=torch.uint8).pin_memory().to("sim:0", non_blocking=True)
@@ -239,7 +239,7 @@ def test_a_transfer_that_fails_to_start_gives_its_buffer_back(make, x, monkeypat
     pool = model.engine._prefetcher.engine(model.device).pool
     total = pool.total
     with monkeypatch.context() as patch:
-        patch.setattr("anydevice.transfer.residency.bytes_of", lambda *_: 1 / 0)
+        patch.setattr("anydevice.transfer.copy_plan.bytes_of", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             model(x)
     assert same(model(x), wanted)

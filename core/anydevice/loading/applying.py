@@ -12,7 +12,7 @@ import contextlib
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 import torch
 from torch import nn
@@ -28,7 +28,7 @@ from anydevice.loading.methods import LoadMethod, give, is_view, method_of, requ
 from anydevice.loading.options import LoadOptions
 from anydevice.loading.progress import Progress, touch
 from anydevice.loading.report import LoadReport
-from anydevice.loading.requirements import require_loadable
+from anydevice.loading.requirements import compare_ties, require_loadable
 from anydevice.loading.shards import cut
 from anydevice.loading.sharing import separate
 from anydevice.loading.streaming import Request, stream
@@ -56,6 +56,9 @@ class Loading:
         CheckpointMismatchError, OffloadStoreError: it cannot be done.
     """
 
+    #: Whether names that are tied in the model are compared in the checkpoint.
+    compares_ties = True
+
     def __init__(
         self,
         model: nn.Module,
@@ -77,14 +80,11 @@ class Loading:
         self.report = LoadReport(
             missing=[*plan.missing, *plan.left_on_meta], unexpected=list(plan.unexpected)
         )
-        self.by_method: dict[LoadMethod, list[Target]] = {
-            "map": [],
-            "stream": [],
-            "convert": [],
-            "write": [],
-        }
+        self.by_method: dict[LoadMethod, list[Target]] = {m: [] for m in get_args(LoadMethod)}
         for target in plan.targets:
             self.by_method[method_of(target)].append(target)
+        if self.compares_ties:
+            compare_ties(plan, checkpoint, options)
         require_loadable(model, checkpoint, plan, options, self.by_method["write"])
 
     def run(self) -> LoadReport:
@@ -166,7 +166,12 @@ class Loading:
         total = sum(t.info.nbytes for t in (*requests, *converted))
         self.report.read_bytes += total
         self.bar.begin(total, "Loading")
-        self._stream(list(requests.values()))
+        stream(
+            list(requests.values()),
+            buffer_bytes=self.options.buffer_bytes,
+            workers=self.options.workers,
+            advance=self.bar.advance,
+        )
         for target in converted:
             check()
             self.values[target] = convert(self._host(target), target)
@@ -183,20 +188,10 @@ class Loading:
                 self.report.mapped_bytes -= target.info.nbytes
                 self.report.read_bytes += target.info.nbytes
 
-    def _stream(self, requests: list[Request]) -> None:
-        stream(
-            requests,
-            buffer_bytes=self.options.buffer_bytes,
-            workers=self.options.workers,
-            advance=self.bar.advance,
-        )
-
     def write(self, targets: list[Target], values: Mapping[Target, torch.Tensor]) -> None:
         """Write what is for the disk and not in a file as needed, and map it.
 
-        Args:
-            targets: the weights.
-            values: those that are here already; others are taken from the checkpoint.
+        ``values`` are here already; others are taken from the checkpoint.
         """
         if not targets:
             return

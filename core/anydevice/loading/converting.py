@@ -41,11 +41,8 @@ def source_for_disk(
 ) -> WeightSource:
     """A weight that is converted piece by piece while it is written.
 
-    Args:
-        target: the weight.
-        host: gives it on the host, in the file's dtype.
-        options: bound the buffers.
-        begun: called when it is made, which it is not where the folder has it already.
+    ``host`` gives it on the host, in the file's dtype; ``begun`` is called when it is made, which
+    it is not where the folder has it already.
     """
 
     def load() -> torch.Tensor | Iterator[torch.Tensor]:

@@ -233,12 +233,10 @@ class _Receiving(_Exchange):
     """Loading on a rank that has no checkpoint."""
 
     checkpoint: _Described
+    compares_ties = False  # rank 0 does
 
     def kept(self) -> list[Target]:
         return self.plan.targets
-
-    def _compare_ties(self) -> None:
-        """Rank 0 does."""
 
     def keep(self, name: str, data: torch.Tensor, targets: list[Target] | tuple[()]) -> None:
         super().keep(name, data, targets)

@@ -11,13 +11,7 @@ __all__ = ["fault_of_form"]
 
 
 def fault_of_form(name: str, info: TensorInfo, old: torch.Tensor) -> str | None:
-    """Why a tensor of a checkpoint cannot be loaded into the model's; None where it can.
-
-    Args:
-        name: in the checkpoint.
-        info: of the checkpoint's tensor.
-        old: the model's tensor.
-    """
+    """Why a tensor of a checkpoint cannot be loaded into the model's ``old``; None where it can."""
     if info.form == "meta":
         return (
             f"{name} has no data in the checkpoint: it was on meta when it was saved. Save it from "

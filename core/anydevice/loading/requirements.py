@@ -17,7 +17,7 @@ from anydevice.loading.options import LoadOptions
 from anydevice.loading.ties import broken_ties
 from anydevice.text import list_some
 
-__all__ = ["require_loadable"]
+__all__ = ["compare_ties", "require_loadable"]
 
 _log: Final = logging.getLogger("anydevice.loading")
 
@@ -31,19 +31,13 @@ def require_loadable(
 ) -> None:
     """Check that a checkpoint can be loaded as planned; warn of what is left out.
 
-    Args:
-        model: the model.
-        checkpoint: the checkpoint.
-        plan: which weight goes where.
-        options: see `LoadOptions`.
-        written: the weights that must be written to the offload folder.
+    ``written`` are the weights that must be written to the offload folder.
 
     Raises:
-        CheckpointMismatchError: names, shapes or ties do not match.
+        CheckpointMismatchError: names or shapes do not match.
         OffloadStoreError: the offload folder is needed and not given, or is not a folder.
     """
     source = checkpoint.source
-    _compare_ties(plan, checkpoint, options)
     require_match(plan, model, source, strict=options.strict, allow_missing=options.allow_missing)
     if written:
         _require_folder(options.offload_folder, written)
@@ -53,7 +47,7 @@ def require_loadable(
         _log.warning("%s of %s stay on meta: %s has none", names, type(model).__name__, source)
 
 
-def _compare_ties(plan: Plan, checkpoint: Checkpoint, options: LoadOptions) -> None:
+def compare_ties(plan: Plan, checkpoint: Checkpoint, options: LoadOptions) -> None:
     """Report tied weights that would be dropped; with ``strict`` it is an error."""
     for line in broken_ties(plan, checkpoint, whole=options.strict):
         if options.strict:

@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 
-from anydevice.checkpoint.checkpoint import Checkpoint
 from anydevice.checkpoint.opening import open_checkpoint
-from anydevice.devices import CPU, Device, resolve_device
+from anydevice.devices import CPU, resolve_device
 from anydevice.interrupts import uninterrupted
 from anydevice.loading.streaming import Request, stream
 from anydevice.placement import DeviceMap
@@ -48,13 +47,13 @@ def load_state_dict(
         {'x': tensor([1., 1.])}
     """
     checkpoint = open_checkpoint(checkpoint_file)
-    places = None if device_map is None else DeviceMap(device_map)
-    for device in places.devices if places is not None else ():
+    places = DeviceMap(device_map or {})
+    for device in places.devices:
         resolve_device(device)
     result: dict[str, Any] = {}
     requests: dict[str, Request] = {}
     for name, info in checkpoint.items():
-        device = _place(places, name)
+        device = CPU if places.key_of(name) is None else places.lookup(name)
         if device.is_accelerator and info.offset is not None:
             shape = torch.Size(info.shape)
             requests[name] = Request(name, info, device, info.dtype, shape)
@@ -64,14 +63,4 @@ def load_state_dict(
     uninterrupted(lambda: stream(list(requests.values())))
     for name, request in requests.items():
         result[name] = request.result
-    return result | _others(checkpoint)
-
-
-def _place(places: DeviceMap | None, name: str) -> Device:
-    if places is None or places.key_of(name) is None:
-        return CPU
-    return places.lookup(name)
-
-
-def _others(checkpoint: Checkpoint) -> dict[str, Any]:
-    return dict(checkpoint.extras)
+    return result | dict(checkpoint.extras)

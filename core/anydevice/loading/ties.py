@@ -22,11 +22,8 @@ _LOOK: Final = 1 << 10
 def broken_ties(plan: Plan, checkpoint: Checkpoint, *, whole: bool) -> Iterator[str]:
     """A line for each name whose values are not those of the name that it is tied to.
 
-    Args:
-        plan: says what is tied.
-        checkpoint: holds both names.
-        whole: compare all values. Otherwise a few of those that are views of a file: weights that
-            were trained apart differ nearly everywhere, and no weight is read for this.
+    All values are compared, or a few of those that are views of a file: weights that were trained
+    apart differ nearly everywhere, and no weight is read for this.
     """
     for name, others in plan.doubles.items():
         info = checkpoint[name]
