@@ -84,7 +84,7 @@ class OffloadGroup:
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy has no calls inside."""
-        state = {name: self.__dict__[name] for name in _KEPT if name in self.__dict__}
+        state: dict[str, Any] = {name: getattr(self, name) for name in _KEPT}
         state["_modules"] = [(n, m) for n, ref in self._modules if (m := ref()) is not None]
         return state
 
