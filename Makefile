@@ -11,7 +11,7 @@ ifeq ($(CI)$(wildcard /usr/share/vulkan/icd.d/lvp_icd*.json),)
 WITHOUT_VULKAN = ANYDEVICE_WITHOUT_VULKAN=1
 endif
 
-.PHONY: demo test fuzz check site install clean
+.PHONY: demo test deepspeed fuzz check site install clean
 
 demo: install
 	@$(BIN)/anydevice demo
@@ -34,6 +34,13 @@ check: install
 # The documentation as a site, in site/; a link that leads nowhere is an error.
 site: install
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# The adapter with DeepSpeed itself, built by the torch that is here and without kernels. Not in
+# `make test`: it takes a minute, and `tests/engines/test_deepspeed.py` has its interface.
+deepspeed: install
+	$(PIP) install -c constraints.txt setuptools wheel einops hjson msgpack ninja py-cpuinfo
+	DS_BUILD_OPS=0 $(PIP) install --no-deps --no-build-isolation deepspeed==0.19.8
+	$(BIN)/python -m pytest tests/engines/deepspeed_itself.py
 
 install: $(VENV)/.installed
 

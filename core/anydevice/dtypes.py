@@ -10,7 +10,7 @@ import torch
 
 from anydevice.errors import ModelError
 
-__all__ = ["PACKED_BITS", "DtypeLike", "dtype_bits", "dtype_byte_size"]
+__all__ = ["PACKED_BITS", "CustomDtype", "DtypeLike", "dtype_bits", "dtype_byte_size"]
 
 #: A torch dtype, its name, or the name of a type that torch lacks, such as ``"int4"`` or ``"fp8"``.
 DtypeLike: TypeAlias = "str | torch.dtype | enum.Enum"
@@ -20,6 +20,20 @@ PACKED_BITS: Final = {torch.quint4x2: 4, torch.quint2x4: 2}
 
 #: Names of types by their width, such as ``int4``, ``uint2``, ``fp8``, ``nf4``, ``float4_e2m1fn``.
 _NAMED_WIDTH: Final = re.compile(r"(?:u?int|fp|nf|float|bfloat)(\d+)(?:_\w+)?")
+
+
+class CustomDtype(str, enum.Enum):
+    """Types that quantizers have and torch has not, for planning.
+
+    Example:
+        >>> from anydevice.utils import CustomDtype, dtype_byte_size
+        >>> dtype_byte_size(CustomDtype.INT4)
+        0.5
+    """
+
+    FP8 = "fp8"
+    INT4 = "int4"
+    INT2 = "int2"
 
 
 def dtype_bits(dtype: DtypeLike) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
+import warnings
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ from anydevice.weights import Slot, exchange, find_slot, iter_slots
 __all__ = [
     "Ties",
     "Weight",
+    "check_tied_parameters_on_same_device",
     "find_tied_parameters",
     "gather_weights",
     "list_weights",
@@ -131,6 +133,36 @@ def retie_parameters(model: nn.Module, tied_params: Iterable[Sequence[str]]) -> 
         kept = next((t for t in tensors if not t.is_meta), tensors[0] if tensors else None)
         for slot in slots:
             slot.put(kept)
+
+
+def check_tied_parameters_on_same_device(
+    tied_params: Iterable[Sequence[str]], device_map: Mapping[str, Any]
+) -> None:
+    """Warn where a map puts names of one tensor on several devices: it is copied to each.
+
+    Args:
+        tied_params: groups of names, as from `find_tied_parameters`.
+        device_map: module names to devices.
+
+    Example:
+        >>> from anydevice.utils.modeling import check_tied_parameters_on_same_device
+        >>> check_tied_parameters_on_same_device([["a.weight", "b.weight"]], {"": "cpu"})
+    """
+    for group in tied_params:
+        places = {name: device_map.get(_mapped(name, device_map)) for name in group}
+        if len({str(place) for place in places.values()}) > 1:
+            warnings.warn(
+                f"the device map puts tied parameters on different devices: {places}. Put their "
+                "modules on one device, or give device_map='auto'",
+                stacklevel=2,
+            )
+
+
+def _mapped(name: str, device_map: Mapping[str, Any]) -> str:
+    """The map's name for a tensor: its own or that of a module around it."""
+    while name and name not in device_map:
+        name = name.rpartition(".")[0]
+    return name
 
 
 # ---------------------------------------------------------------------- weights and their devices

@@ -33,8 +33,9 @@ def _fresh():
 class Running(nn.Module):
     """What ``deepspeed.initialize`` returns: calls are kept."""
 
-    def __init__(self, module, optimizer, config):
+    def __init__(self, module, optimizer, config, schedule):
         super().__init__()
+        self.lr_scheduler = schedule
         self.module, self.optimizer, self.config = module, optimizer, config
         self.calls = []
         if config.get("bf16", {}).get("enabled"):
@@ -55,14 +56,19 @@ class Running(nn.Module):
     def forward(self, *args):
         return self.module(*args)
 
-    def backward(self, loss):
+    def set_gradient_accumulation_boundary(self, boundary):
+        self.calls.append(boundary)
+
+    def backward(self, loss, scale_wrt_gas=True):
         self.calls.append("backward")
-        loss.backward()
+        (loss / self.config["gradient_accumulation_steps"] if scale_wrt_gas else loss).backward()
 
     def step(self):
         self.calls.append("step")
         self.optimizer.step()
         self.optimizer.zero_grad()
+        if self.lr_scheduler is not None:
+            self.lr_scheduler.step()
 
     def get_global_grad_norm(self):
         return 2.0
@@ -79,9 +85,13 @@ def deepspeed(monkeypatch):
     module = types.ModuleType("deepspeed")
     module.__spec__ = types.SimpleNamespace(name="deepspeed")
 
-    def initialize(model, optimizer, config):
-        running = Running(model, optimizer, config)
-        return running, optimizer, None, None
+    def initialize(model, optimizer, model_parameters, lr_scheduler, config):
+        if optimizer is None:
+            optimizer = torch.optim.SGD(model_parameters, **config["optimizer"]["params"])
+        optimizer.clip_grad = config.get("gradient_clipping", 0.0)
+        schedule = lr_scheduler(optimizer) if lr_scheduler else None
+        running = Running(model, optimizer, config, schedule)
+        return running, optimizer, None, schedule
 
     module.initialize = initialize
     monkeypatch.setitem(sys.modules, "deepspeed", module)
@@ -101,10 +111,11 @@ def test_a_loop_goes_through_deepspeed(deepspeed, tmp_path):
         assert accelerator.clip_grad_norm_(model.parameters(), 1.0) == 2.0
         optimizer.step()
         optimizer.zero_grad()
-    assert model.calls == ["backward", "step"]
+    assert model.calls == [True, "backward", "step"]
     assert not torch.equal(plain.weight, before)
     assert model.config["bf16"] == {"enabled": True}
-    assert model.config["gradient_clipping"] == 1.0
+    assert model.config["fp16"] == {"enabled": False}
+    assert model.config["gradient_clipping"] == model.optimizer.clip_grad == 1.0
     assert model.config["zero_optimization"]["stage"] == 1
     assert not accelerator.optimizer_step_was_skipped
     assert accelerator.distributed_type == "DEEPSPEED"
@@ -156,7 +167,6 @@ def test_what_is_missing_is_told(deepspeed):
     for options in (
         {"zero_stage": 4},
         {"zero3_init_flag": True},
-        {"is_train_batch_min": False},
         {"offload_param_device": "disk"},
         {"hf_ds_config": "nowhere.json"},
     ):
@@ -164,7 +174,8 @@ def test_what_is_missing_is_told(deepspeed):
             DeepSpeedPlugin(**options)
 
 
-def test_without_the_packages_the_remedy_is_named():
+def test_without_the_packages_the_remedy_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "deepspeed", None)
     with pytest.raises(MissingDependencyError, match="pip install deepspeed"):
         Accelerator(cpu=True, deepspeed_plugin=DeepSpeedPlugin())
     AcceleratorState._reset_state()

@@ -32,10 +32,12 @@ from anydevice.handlers import AutocastKwargs, GradScalerKwargs, InitProcessGrou
 from anydevice.processes import PartialState
 from anydevice.training import (
     GradientAccumulationPlugin,
+    GradientState,
     ProfileKwargs,
     ProjectConfiguration,
     TorchDynamoPlugin,
 )
+from anydevice.training.deepspeeding import complete
 
 
 class Block(nn.Module):
@@ -376,12 +378,23 @@ def configured(value, *path, wanted=None, **more):
     return check
 
 
+def _largest_batch(given):
+    given.value = False
+    plugin = given.make()
+    loaders = [DataLoader(range(8), batch_size=size) for size in (2, 4)]
+    complete(plugin, loaders, GradientState())
+    assert plugin.deepspeed_config["train_micro_batch_size_per_gpu"] == 4
+    smallest = DeepSpeedPlugin()
+    complete(smallest, loaders, GradientState())
+    assert smallest.deepspeed_config["train_micro_batch_size_per_gpu"] == 2
+
+
 DEEPSPEED = {
     "hf_ds_config": configured({"a": {"b": 3}}, "a", "b", wanted=3),
     "gradient_accumulation_steps": configured(3, "gradient_accumulation_steps"),
     "gradient_clipping": configured(0.5, "gradient_clipping"),
     "zero_stage": configured(3, "zero_optimization", "stage"),
-    "is_train_batch_min": refused("train_micro_batch_size_per_gpu", value=False),
+    "is_train_batch_min": _largest_batch,
     "offload_optimizer_device": configured(
         "cpu", "zero_optimization", "offload_optimizer", "device"
     ),

@@ -12,6 +12,9 @@ PATHS = [
     *("parallelism_config", "scheduler", "state", "tracking", "utils", "utils.dataclasses"),
     *(
         "utils.constants",
+        "utils.deepspeed",
+        "utils.fsdp_utils",
+        "utils.imports",
         "utils.memory",
         "utils.modeling",
         "utils.offload",
@@ -21,16 +24,16 @@ PATHS = [
 ]
 
 
-def _import_changed():
+def import_changed():
     """What ``import accelerate`` finds is anydevice."""
     sys.modules["accelerate"] = importlib.import_module("anydevice")
     for path in PATHS:
         sys.modules[f"accelerate.{path}"] = importlib.import_module(f"anydevice.{path}")
 
 
-def train(rank, size, folder, sharded=False):
-    _import_changed()
-    from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+def tiny_llama():
+    """A model, always the same, and rows to train it on."""
+    from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -41,7 +44,15 @@ def train(rank, size, folder, sharded=False):
         num_attention_heads=2,
         num_key_value_heads=2,
     )
-    data = [{"input_ids": row, "labels": row} for row in torch.arange(64).repeat(4).reshape(32, 8)]
+    rows = torch.arange(64).repeat(4).reshape(32, 8)
+    return LlamaForCausalLM(config), [{"input_ids": row, "labels": row} for row in rows]
+
+
+def train(rank, size, folder, sharded=False):
+    import_changed()
+    from transformers import Trainer, TrainingArguments
+
+    data = tiny_llama()[1]
     options = {
         "per_device_train_batch_size": 8 // size,
         "gradient_accumulation_steps": 2,
@@ -60,8 +71,7 @@ def train(rank, size, folder, sharded=False):
 
     def trainer():
         arguments = TrainingArguments(folder, **options)
-        model = LlamaForCausalLM(config)
-        return Trainer(model, arguments, train_dataset=data, eval_dataset=data[:9])
+        return Trainer(tiny_llama()[0], arguments, train_dataset=data, eval_dataset=data[:9])
 
     first = trainer()
     assert type(first.accelerator).__module__ == "anydevice.training.accelerator"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -20,7 +22,7 @@ from anydevice.text import format_bytes
 from anydevice.ties import Weight, gather_weights
 from anydevice.weights import iter_slots, require_module
 
-__all__ = ["get_state_dict_offloaded_model", "undispatch"]
+__all__ = ["get_state_dict_from_offload", "get_state_dict_offloaded_model", "undispatch"]
 
 #: What `dispatch_model` sets on a model.
 _MARKS = ("hf_device_map", "anydevice_placement")
@@ -108,6 +110,38 @@ def get_state_dict_offloaded_model(model: nn.Module) -> dict[str, torch.Tensor]:
         name: move_tensor(value, CPU) if isinstance(value, torch.Tensor) else value
         for name, value in state.items()
     }
+
+
+def get_state_dict_from_offload(
+    module: nn.Module,
+    module_name: str,
+    state_dict: dict[str, Any],
+    device_to_put_offload: DeviceLike = "cpu",
+) -> dict[str, Any]:
+    """Put the values of one module's own weights into a state dict, under their full names.
+
+    Args:
+        module: dispatched or not.
+        module_name: the full name of one of its weights, such as ``"layers.0.weight"``.
+        state_dict: is changed, and returned; only the names that it has are filled.
+        device_to_put_offload: where the values go.
+
+    Example:
+        >>> from torch import nn
+        >>> from anydevice import cpu_offload
+        >>> from anydevice.utils.modeling import get_state_dict_from_offload
+        >>> model = cpu_offload(nn.Sequential(nn.Linear(2, 2)), "cpu")
+        >>> state = get_state_dict_from_offload(model[0], "0.weight", {"0.weight": ""})
+        >>> state["0.weight"].shape
+        torch.Size([2, 2])
+    """
+    place = resolve_device(device_to_put_offload)
+    prefix = module_name.rpartition(".")[0]
+    for name, value in module.state_dict().items():
+        full = f"{prefix}.{name}" if prefix else name
+        if full in state_dict:
+            state_dict[full] = move_tensor(value, place)
+    return state_dict
 
 
 def _comes_to_memory(weight: Weight) -> bool:

@@ -2,6 +2,7 @@
 
 from anydevice.engines.base import Engine, OwnFiles, Setup, clip_grad_norm
 from anydevice.engines.ddp_options import DistributedDataParallelKwargs
+from anydevice.engines.deepspeed_config import DummyOptim, DummyScheduler, HfDeepSpeedConfig
 from anydevice.engines.deepspeed_options import DeepSpeedPlugin
 from anydevice.engines.finding import ENGINE_GROUP, find_engine, list_engines
 from anydevice.engines.fsdp_options import FullyShardedDataParallelPlugin
@@ -19,8 +20,11 @@ __all__ = [
     "Autocast",
     "DeepSpeedPlugin",
     "DistributedDataParallelKwargs",
+    "DummyOptim",
+    "DummyScheduler",
     "Engine",
     "FullyShardedDataParallelPlugin",
+    "HfDeepSpeedConfig",
     "MegatronLMPlugin",
     "MixedPrecision",
     "OwnFiles",

@@ -90,6 +90,8 @@ class Engine(abc.ABC):
         name: its name among the entry points ``anydevice.engines``.
         sharded: whether each process holds a part of the weights only: then checkpoints are
             written by all processes, with `torch.distributed.checkpoint`.
+        accumulates: whether it divides losses by the number of accumulated batches itself;
+            ``backward`` is then told ``boundary``: whether an optimizer step follows.
 
     Example:
         >>> from anydevice.engines import Engine, find_engine
@@ -99,6 +101,7 @@ class Engine(abc.ABC):
 
     name: ClassVar[str]
     sharded: ClassVar[bool] = False
+    accumulates: ClassVar[bool] = False
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup

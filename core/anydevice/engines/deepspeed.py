@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,6 +14,7 @@ import torch
 from torch import nn
 
 from anydevice.engines.base import Engine, Setup
+from anydevice.engines.deepspeed_config import DummyOptim, DummyScheduler
 from anydevice.engines.deepspeed_options import DeepSpeedPlugin
 from anydevice.errors import (
     CheckpointNotFoundError,
@@ -37,6 +39,7 @@ class DeepSpeedEngine(Engine):
     """
 
     name = "deepspeed"
+    accumulates = True
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
@@ -54,7 +57,7 @@ class DeepSpeedEngine(Engine):
 
         Raises:
             ModelError: not one model with at most one optimizer.
-            OptionError: the configuration does not say the batch size.
+            OptionError: the configuration does not say the batch size, or leaves something open.
         """
         if not models:
             return list(models), list(optimizers)
@@ -65,9 +68,14 @@ class DeepSpeedEngine(Engine):
             )
         config = self._config()
         deepspeed: Any = importlib.import_module("deepspeed")
+        first: Any = optimizers[0] if optimizers else None
+        own = isinstance(first, DummyOptim)
+        schedule = self.setup.options.get(DummyScheduler)
         running, optimizer, _, _ = deepspeed.initialize(
             model=models[0],
-            optimizer=optimizers[0] if optimizers else None,
+            optimizer=None if own else first,
+            model_parameters=first.params if own else None,
+            lr_scheduler=getattr(schedule, "lr_scheduler_callable", None),
             config=config,
         )
         self._running = running
@@ -94,31 +102,65 @@ class DeepSpeedEngine(Engine):
     def _config(self) -> dict[str, Any]:
         plugin: DeepSpeedPlugin = self.setup.option(DeepSpeedPlugin)
         dtype = self._dtype()
-        if dtype is not None:
-            key = "fp16" if dtype == torch.float16 else "bf16"
-            plugin.fill(**{key: {"enabled": True}})
-        sizes = ("train_micro_batch_size_per_gpu", "train_batch_size")
-        if all(plugin.deepspeed_config.get(size, "auto") == "auto" for size in sizes):
+        asked = "no" if dtype is None else "fp16" if dtype == torch.float16 else "bf16"
+        plugin.set_mixed_precision(asked)
+        config = plugin.deepspeed_config
+        says = [name for name in ("fp16", "bf16") if config[name]["enabled"]] or ["no"]
+        if says != [asked]:
             raise OptionError(
-                "DeepSpeed needs the batch size: hf_ds_config="
-                "{'train_micro_batch_size_per_gpu': N}, with the loader's batch size"
+                f"the DeepSpeed configuration enables {' and '.join(says)}, and the accelerator's "
+                f"mixed_precision is {asked!r}: say the same in both, or 'auto' in the "
+                "configuration"
             )
-        return plugin.deepspeed_config
+        sizes = ("train_micro_batch_size_per_gpu", "train_batch_size")
+        if all(config.get(size, "auto") == "auto" for size in sizes):
+            raise OptionError(
+                "DeepSpeed needs the batch size: prepare the loader in the same call, or say "
+                "hf_ds_config={'train_micro_batch_size_per_gpu': N}, with the loader's batch size"
+            )
+        for size in sizes:
+            if config.get(size) == "auto":
+                del config[size]
+        left = sorted(_left_open(config))
+        if left:
+            raise OptionError(
+                f"the DeepSpeed configuration says 'auto' for {', '.join(left)}, and nothing here "
+                "gives a value: say one"
+            )
+        return config
 
-    def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
-        """DeepSpeed's backward, which scales the loss itself."""
+    def backward(self, loss: torch.Tensor, *, boundary: bool = True, **kwargs: Any) -> None:
+        """DeepSpeed's backward, which scales the loss, and exchanges gradients at a ``boundary``.
+
+        It divides by ``gradient_accumulation_steps``, unless told ``scale_wrt_gas=False``.
+        """
+        self._running.set_gradient_accumulation_boundary(boundary)
         self._running.backward(loss, **kwargs)
 
     def no_sync(self, model: nn.Module) -> contextlib.AbstractContextManager[Any]:
-        """Nothing: DeepSpeed knows by its own count when to exchange gradients."""
+        """Nothing: `backward` is told when to exchange gradients."""
         return contextlib.nullcontext()
 
     def clip_grad_norm(
         self, parameters: Iterable[torch.Tensor], max_norm: float, norm_type: float = 2.0
     ) -> torch.Tensor:
-        """The gradients' norm; DeepSpeed clips by its own ``gradient_clipping``."""
+        """Have DeepSpeed clip in its step.
+
+        Returns:
+            The norm of the last step, which is when DeepSpeed computes it; nan before the first.
+
+        Raises:
+            OptionError: another norm than the second.
+        """
+        optimizer = self._running.optimizer
+        if not hasattr(optimizer, "clip_grad"):
+            return super().clip_grad_norm(parameters, max_norm, norm_type)
+        if norm_type != 2.0:
+            raise OptionError(f"DeepSpeed clips by the norm of order 2, not {norm_type:g}")
+        if math.isfinite(max_norm):
+            optimizer.clip_grad = max_norm
         norm = self._running.get_global_grad_norm()
-        return torch.as_tensor(float("nan") if norm is None else norm)
+        return torch.as_tensor(math.nan if norm is None else norm)
 
     def step_was_skipped(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether DeepSpeed did not step, since gradients had overflowed."""
@@ -183,3 +225,12 @@ class _Stepping:
         if name.startswith("__") or name in ("_running", "_optimizer"):
             raise AttributeError(name)
         return getattr(self._optimizer, name)
+
+
+def _left_open(config: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Names of what is still "auto"."""
+    for key, value in config.items():
+        if value == "auto":
+            yield f"{prefix}{key}"
+        elif isinstance(value, Mapping):
+            yield from _left_open(value, f"{prefix}{key}.")

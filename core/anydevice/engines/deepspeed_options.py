@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import copy
-import json
 import os
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from anydevice.arguments import names_unknown_arguments
+from anydevice.engines.deepspeed_config import HfDeepSpeedConfig
 from anydevice.errors import OptionError
 
 __all__ = ["DeepSpeedPlugin"]
@@ -24,12 +22,14 @@ class DeepSpeedPlugin:
     """Choices for training with DeepSpeed, and its configuration.
 
     Args:
-        hf_ds_config: DeepSpeed's configuration: a dict or the path of a JSON file. What it says
-            wins; the other arguments fill in what it leaves out or calls "auto".
+        hf_ds_config: DeepSpeed's configuration: a dict, the path of a JSON file, or a
+            `HfDeepSpeedConfig`, which it becomes. What it says wins; the other arguments fill in
+            what it leaves out or calls "auto".
         gradient_accumulation_steps: batches in one optimizer step.
         gradient_clipping: the largest norm of the gradients.
         zero_stage: 0 to 3; None takes ``ACCELERATE_DEEPSPEED_ZERO_STAGE``, else 2.
-        is_train_batch_min: not there: the batch size stands in the configuration.
+        is_train_batch_min: where the configuration does not say the batch size, and loaders of
+            several are prepared, whether the smallest is meant; else the largest.
         offload_optimizer_device: "none", "cpu" or "nvme".
         offload_param_device: the same, for stage 3.
         offload_optimizer_nvme_path: a folder.
@@ -67,11 +67,6 @@ class DeepSpeedPlugin:
         ):
             if getattr(self, name):
                 raise OptionError(f"DeepSpeedPlugin({name}=...) is not there: {instead}")
-        if not self.is_train_batch_min:
-            raise OptionError(
-                "DeepSpeedPlugin(is_train_batch_min=False) is not there: say "
-                "train_micro_batch_size_per_gpu in hf_ds_config"
-            )
         if self.zero_stage is None:
             self.zero_stage = int(os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2"))
         if self.zero_stage not in range(4):
@@ -79,19 +74,18 @@ class DeepSpeedPlugin:
         for name in ("offload_optimizer_device", "offload_param_device"):
             if getattr(self, name) not in (None, *_OFFLOADS):
                 raise OptionError(f"{name}={getattr(self, name)!r}: give one of {_OFFLOADS}")
-        self.deepspeed_config = self._config()
+        self.hf_ds_config = self._config()
+        self.deepspeed_config: dict[str, Any] = self.hf_ds_config.config
+        self._for_transformers: Any = None
 
-    def _config(self) -> dict[str, Any]:
+    def _config(self) -> HfDeepSpeedConfig:
+        """The configuration; an object that the caller goes on to change stays the same object."""
         given = self.hf_ds_config
-        if isinstance(given, (str, os.PathLike)):
-            path = Path(given)
-            if not path.exists():
-                raise OptionError(f"hf_ds_config={os.fspath(given)!r}: there is no such file")
-            config = json.loads(path.read_text(encoding="utf-8"))
-        else:
-            config = copy.deepcopy(getattr(given, "config", given) or {})
+        made = given if hasattr(given, "config") else HfDeepSpeedConfig(given or {})
+        config = made.config
         zero = config.setdefault("zero_optimization", {})
         _fill(zero, "stage", self.zero_stage)
+        self.zero_stage = zero["stage"]
         for part in ("optimizer", "param"):
             device = getattr(self, f"offload_{part}_device")
             if device not in (None, "none"):
@@ -102,7 +96,7 @@ class DeepSpeedPlugin:
         _fill(zero, "stage3_gather_16bit_weights_on_model_save", self.zero3_save_16bit_model)
         _fill(config, "gradient_accumulation_steps", self.gradient_accumulation_steps)
         _fill(config, "gradient_clipping", self.gradient_clipping)
-        return dict(config)
+        return cast("HfDeepSpeedConfig", made)
 
     def fill(self, **values: Any) -> None:
         """Put values in the configuration's top level where it says "auto" or nothing."""
@@ -157,6 +151,20 @@ class DeepSpeedPlugin:
     def is_zero3_init_enabled(self) -> bool:
         """False: a model is built in parts only within ``deepspeed.zero.Init()``."""
         return False
+
+    def set_mixed_precision(self, mixed_precision: str) -> None:
+        """Have DeepSpeed convert the model to "fp16" or "bf16", unless the configuration says."""
+        for name in ("fp16", "bf16"):
+            if not isinstance(self.deepspeed_config.get(name), dict):
+                self.deepspeed_config[name] = {}
+            _fill(self.deepspeed_config[name], "enabled", mixed_precision == name)
+
+    def set_deepspeed_weakref(self) -> None:
+        """Tell transformers of the configuration, so that it loads models in parts with stage 3."""
+        from transformers.integrations import deepspeed
+
+        known: Any = deepspeed.HfDeepSpeedConfig
+        self._for_transformers = known(self.deepspeed_config)
 
     def zero3_init_context_manager(self, enable: bool = False) -> contextlib.nullcontext[None]:
         """A context in which models are built whole, as everywhere here.

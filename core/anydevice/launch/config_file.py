@@ -21,7 +21,14 @@ from anydevice.launch.settings import did_you_mean
 from anydevice.launch.table import SETTINGS
 from anydevice.text import says_yes
 
-__all__ = ["ConfigFile", "default_path", "find_config", "read_config", "write_config"]
+__all__ = [
+    "ConfigFile",
+    "default_path",
+    "find_config",
+    "load_config_from_file",
+    "read_config",
+    "write_config",
+]
 
 _NAME: Final = "default_config.yaml"
 #: Keys without an effect that every version of Accelerate writes: not worth a word.
@@ -51,6 +58,10 @@ class ConfigFile:
     origins: dict[str, str]
     left_aside: list[str]
 
+    def to_dict(self) -> dict[str, Any]:
+        """The settings by name."""
+        return dict(self.values)
+
 
 def default_path() -> Path:
     """Where ``anydevice config`` writes: ``$ANYDEVICE_CONFIG_FILE``, or in Hugging Face's cache."""
@@ -74,6 +85,28 @@ def find_config(given: str | os.PathLike[str] | None = None) -> Path | None:
     theirs = _cache() / "accelerate"
     places = [default_path(), theirs / _NAME, theirs / "default_config.json"]
     return next((path for path in places if path.is_file()), None)
+
+
+def load_config_from_file(config_file: str | os.PathLike[str] | None = None) -> ConfigFile:
+    """Read the configuration file that a launch would read.
+
+    Args:
+        config_file: the file; None looks where `find_config` does.
+
+    Raises:
+        OptionError: there is none, or it cannot be read.
+
+    Example:
+        >>> from anydevice.commands.config import load_config_from_file
+        >>> from anydevice.utils import write_basic_config
+        >>> path = write_basic_config(save_location="config.yaml")
+        >>> load_config_from_file("config.yaml").to_dict()["mixed_precision"]
+        'no'
+    """
+    path = find_config(config_file)
+    if path is None:
+        raise OptionError(f"{default_path()}: there is no such file; write it: anydevice config")
+    return read_config(path)
 
 
 def _cache() -> Path:

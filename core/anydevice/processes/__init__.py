@@ -17,6 +17,7 @@ from anydevice.processes.kinds import (
     RNGType,
     SageMakerDistributedType,
 )
+from anydevice.processes.progress import tqdm
 from anydevice.processes.state import PartialState, wait_for_everyone
 
 __all__ = [
@@ -34,5 +35,6 @@ __all__ = [
     "join_group",
     "read_launch",
     "setting",
+    "tqdm",
     "wait_for_everyone",
 ]

@@ -2,6 +2,7 @@
 
 from anydevice.training.accelerator import Accelerator
 from anydevice.training.compiling import TorchDynamoPlugin
+from anydevice.training.deepspeeding import DeepSpeedSchedulerWrapper
 from anydevice.training.gradients import GradientAccumulationPlugin, GradientState
 from anydevice.training.optimizer import AcceleratedOptimizer
 from anydevice.training.profiling import ProfileKwargs
@@ -14,6 +15,7 @@ __all__ = [
     "AcceleratedScheduler",
     "Accelerator",
     "AcceleratorState",
+    "DeepSpeedSchedulerWrapper",
     "GradientAccumulationPlugin",
     "GradientState",
     "ProfileKwargs",

@@ -16,10 +16,15 @@ from anydevice.data import (
     prepare_data_loader,
     skip_first_batches,
 )
-from anydevice.engines import find_engine
+from anydevice.engines import DeepSpeedPlugin, DummyOptim, DummyScheduler, find_engine
 from anydevice.errors import OptionError
 from anydevice.training.compiling import TorchDynamoPlugin
 from anydevice.training.core import AcceleratorCore
+from anydevice.training.deepspeeding import (
+    DeepSpeedSchedulerWrapper,
+    complete,
+    refuse_stand_ins,
+)
 from anydevice.training.optimizer import AcceleratedOptimizer
 from anydevice.training.scheduler import AcceleratedScheduler, SchedulerUnit
 
@@ -55,6 +60,7 @@ class AcceleratorPreparing(AcceleratorCore):
             MissingRankError: not all processes call this.
         """
         places = _places(args, device_placement)
+        self._look_for_deepspeed(args)
         self.state._partial.meet("prepare", [_kind(thing) for thing in args])
         done: dict[int, Any] = {}
         models = [(i, x) for i, x in enumerate(args) if _kind(x) == "model"]
@@ -71,6 +77,18 @@ class AcceleratorPreparing(AcceleratorCore):
                 done[index] = self.prepare_scheduler(thing)
         result = tuple(done.get(index, thing) for index, thing in enumerate(args))
         return result[0] if len(result) == 1 else result
+
+    def _look_for_deepspeed(self, things: Sequence[Any]) -> None:
+        """Tell DeepSpeed's configuration of them; without DeepSpeed its stand-ins are refused."""
+        plugin = self.engine.setup.options.get(DeepSpeedPlugin)
+        if plugin is None:
+            refuse_stand_ins(things)
+        elif any(_kind(thing) == "model" for thing in things):
+            complete(plugin, things, self.gradient_state)
+            for schedule in things:
+                if isinstance(schedule, DummyScheduler):
+                    setup = self.engine.setup
+                    setup.options = {**setup.options, DummyScheduler: schedule}
 
     def _train(
         self, models: list[nn.Module], optimizers: list[Any], places: list[bool | None]
@@ -149,6 +167,9 @@ class AcceleratorPreparing(AcceleratorCore):
         """Prepare one scheduler, after its optimizer."""
         if isinstance(scheduler, AcceleratedScheduler):
             return scheduler
+        if isinstance(scheduler, DummyScheduler):
+            own = getattr(self._models[0], "lr_scheduler", None)
+            return DeepSpeedSchedulerWrapper(own, list(self._optimizers))
         of = getattr(scheduler, "optimizer", None)
         mine = [o for o in self._optimizers if of is not None and of in (o, o.optimizer)]
         made = AcceleratedScheduler(
@@ -248,9 +269,11 @@ def _kind(thing: Any) -> str:
         return "loader"
     if isinstance(thing, nn.Module):
         return "model"
-    if isinstance(thing, torch.optim.Optimizer):
+    if isinstance(thing, (torch.optim.Optimizer, DummyOptim)):
         return "optimizer"
-    is_scheduler = isinstance(thing, (torch.optim.lr_scheduler.LRScheduler, AcceleratedScheduler))
+    is_scheduler = isinstance(
+        thing, (torch.optim.lr_scheduler.LRScheduler, AcceleratedScheduler, DummyScheduler)
+    )
     looks_like = (
         hasattr(thing, "optimizer") and hasattr(thing, "step") and hasattr(thing, "get_last_lr")
     )

@@ -96,7 +96,8 @@ class AcceleratorStepping(AcceleratorCore):
             **kwargs: for ``loss.backward``.
 
         Raises:
-            OptionError: ``loss`` is no tensor, or one of several elements without a ``gradient``.
+            OptionError: ``loss`` is no tensor, or one of several elements without a ``gradient``;
+                ``num_items`` with an engine that divides losses itself.
         """
         if not isinstance(loss, torch.Tensor):
             raise OptionError(
@@ -108,7 +109,14 @@ class AcceleratorStepping(AcceleratorCore):
                 f"backward: the loss has shape {tuple(loss.shape)}: give one number, such as "
                 "loss.mean(), or gradient="
             )
-        if num_items is not None:
+        if self.engine.accumulates:
+            if num_items is not None:
+                raise OptionError(
+                    f"backward(num_items=): the engine {self.engine.name!r} divides losses itself. "
+                    "Weigh the loss by what all processes counted, and leave num_items out"
+                )
+            kwargs["boundary"] = self.gradient_state.sync_gradients
+        elif num_items is not None:
             loss = loss * self._weigh(num_items)
         elif (steps := self.gradient_state.plugin_kwargs["num_steps"]) != 1:
             loss = loss / steps

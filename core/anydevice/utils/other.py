@@ -8,10 +8,14 @@ from anydevice.utils import (
     extract_model_from_parallel,
     get_mixed_precision_context_manager,
     get_module_children_bottom_up,
+    has_compiled_regions,
     is_compiled_module,
+    is_peft_model,
     load,
+    model_has_dtensor,
     patch_environment,
     save,
+    tqdm,
     wait_for_everyone,
 )
 
@@ -23,9 +27,13 @@ __all__ = [
     "extract_model_from_parallel",
     "get_mixed_precision_context_manager",
     "get_module_children_bottom_up",
+    "has_compiled_regions",
     "is_compiled_module",
+    "is_peft_model",
     "load",
+    "model_has_dtensor",
     "patch_environment",
     "save",
+    "tqdm",
     "wait_for_everyone",
 ]

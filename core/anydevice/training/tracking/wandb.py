@@ -83,7 +83,8 @@ class WandBTracker(GeneralTracker):
         """Keep a table, of columns and rows or of a data frame."""
         import wandb
 
-        table = wandb.Table(columns=columns, data=data, dataframe=dataframe)
+        names: Any = columns  # wandb takes numbers too, and mypy holds it to its own list
+        table = wandb.Table(columns=names, data=data, dataframe=dataframe)
         self.run.log({table_name: table}, step=step, **kwargs)
 
     def finish(self) -> None:
