@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint
 
 import anydevice
+from anydevice.hooks import attach_align_device_hook_on_blocks
 
 X = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
 PLACES = [1, "cpu", "disk"]
@@ -394,8 +395,25 @@ class Stageless(nn.Module):
 @pytest.mark.filterwarnings("ignore")
 def test_a_scripted_part_that_is_divided_is_refused(sim):
     model = Pair(None, torch.jit.script(nn.Sequential(linear(), linear())))
+    divided = {"a": 0, "b.0": 0, "b.1": 1}
     with pytest.raises(anydevice.errors.DeviceMapError, match="b is a scripted"):
-        anydevice.dispatch_model(model, {"a": 0, "b.0": 0, "b.1": 1})
+        anydevice.dispatch_model(model, divided)
+    with pytest.raises(anydevice.errors.DeviceMapError, match="b is a scripted"):
+        attach_align_device_hook_on_blocks(model, divided)
+    assert {p.device.type for p in model.parameters()} == {"cpu"}
+    assert not any("_hf_hook" in vars(part) for part in model.modules())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_planner_divides_no_scripted_module(sim):
+    parts = torch.jit.script(nn.Sequential(linear(), nn.Sequential(linear(), linear())))
+    plain = nn.Sequential(linear(), parts, linear())
+    model = copy.deepcopy(plain)
+    size = sum(p.nbytes for p in parts.parameters())
+    sim.configure(devices=2)
+    anydevice.dispatch_model(model, "auto", max_memory={0: size * 5 // 4, 1: size * 2})
+    assert len(set(model.hf_device_map.values())) == 2
+    torch.testing.assert_close(model(X).cpu(), plain(X))
 
 
 @pytest.mark.parametrize("where", PLACES)
@@ -686,10 +704,3 @@ def test_under_a_default_device_of_the_users(sim, how):
             getattr(anydevice, how)(model, 0)
         for _ in range(2):
             torch.testing.assert_close(model(X).cpu(), plain(X))
-
-
-def test_data_parallel_is_refused_in_one_sentence(sim):
-    model = nn.Sequential(linear(), linear())
-    anydevice.dispatch_model(model, {"0": 0, "1": "cpu"})
-    with pytest.raises(anydevice.errors.ModelError, match=r"undispatch\(model"):
-        nn.DataParallel(model, device_ids=[0])

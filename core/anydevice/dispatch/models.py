@@ -17,6 +17,7 @@ from anydevice.hooks import AlignDevicesHook
 from anydevice.hooks.cpu_offload import CpuOffload
 from anydevice.hooks.execution_plan import ExecutionPlan
 from anydevice.hooks.grouping import attach_groups
+from anydevice.hooks.other_processes import prepare_torch
 from anydevice.hooks.registration import remove_hooks_of_kind
 from anydevice.hooks.state import align_hook_of
 from anydevice.interrupts import uninterrupted
@@ -165,6 +166,7 @@ class HookOptions:
 def hook_placed(model: nn.Module, resolved: ResolvedPlacement, options: HookOptions) -> nn.Module:
     """Hook a model whose weights are where its placement stores them, in place of older hooks."""
     _remove_old_hooks(model)
+    prepare_torch()  # weights on one device without hooks are sent to other processes, too
     if options.force_hooks or not resolved.is_single:
         _hook_model(model, resolved, options)
     placement = resolved.placement

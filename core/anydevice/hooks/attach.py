@@ -18,6 +18,7 @@ from anydevice.hooks.registration import add_hook_to_module
 from anydevice.interrupts import uninterrupted
 from anydevice.modules import own_device
 from anydevice.placement import DeviceMap, find_blocks
+from anydevice.placement.scripted import require_undivided
 from anydevice.relocation import Relocation
 from anydevice.ties import gather_weights
 from anydevice.transfer import Engine
@@ -197,6 +198,7 @@ def attach_align_device_hook_on_blocks(
     )
 
     def attach() -> None:
+        require_undivided(module, plan.execution, module_name)
         relocation = Relocation()
         for weight in gather_weights(iter_slots(module, module_name), stored):
             named = (n for n in weight.names if weights_map is not None and n in weights_map)

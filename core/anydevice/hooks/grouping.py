@@ -32,8 +32,9 @@ from anydevice.hooks.cross_device import Alignment
 from anydevice.hooks.execution_plan import ExecutionPlan
 from anydevice.hooks.forward import HOOK, ORIGINAL, OwnForward, PartForward
 from anydevice.hooks.registration import add_hook_to_module, remove_matching_hooks
-from anydevice.hooks.structure import computes_with_parts, is_scripted, needs_alignment
+from anydevice.hooks.structure import computes_with_parts, needs_alignment
 from anydevice.hooks.survey import Node, Survey, descend, uncalled
+from anydevice.placement.scripted import is_scripted, require_undivided
 from anydevice.transfer import Engine, OffloadGroup
 from anydevice.weights import Slot, iter_modules
 
@@ -73,6 +74,7 @@ class _Part:
 
     def regroup(self, module: nn.Module, hook: AlignDevicesHook) -> None:
         """Set the hook up again for the module as it is now, and hook its parts."""
+        require_undivided(module, self.plan.execution, self.name)
 
         def is_ours(other: ModelHook) -> bool:
             return (
@@ -120,11 +122,6 @@ class _Attaching:
         self.done.add(id(node.module))
         in_block = in_block or node.name in self.survey.blocks
         alike = node.places == {node.place} and node.place is not None
-        if is_scripted(node.module) and not alike:
-            raise DeviceMapError(
-                f"{node.name or type(node.module).__name__} is a scripted or traced module, which "
-                "runs in one piece, but the device map divides it: give it one device"
-            )
         if not node.callable or not alike:
             return self._attach_parts(node, in_block, root)
         if not node.size:

@@ -8,6 +8,7 @@ from torch import nn
 
 from anydevice.hooks.base import ModelHook, SequentialHook
 from anydevice.hooks.forward import HOOK, ORIGINAL, HookedForward, OwnForward, own_forward
+from anydevice.hooks.other_processes import prepare_torch
 from anydevice.interrupts import uninterrupted
 from anydevice.weights import iter_modules
 
@@ -46,6 +47,7 @@ def add_hook_to_module(module: nn.Module, hook: ModelHook, append: bool = False)
 
 
 def _add_hook(module: nn.Module, hook: ModelHook, append: bool) -> nn.Module:
+    prepare_torch()
     state = module.__dict__
     old = state.get(HOOK)
     if old is not None and append:

@@ -9,7 +9,7 @@ from torch import nn
 
 from anydevice.hooks.code_search import uses_host_operators
 
-__all__ = ["computes_with_parts", "is_scripted", "needs_alignment"]
+__all__ = ["computes_with_parts", "needs_alignment"]
 
 #: Containers whose children are called by somebody else, or one after the other.
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
@@ -20,11 +20,6 @@ def computes_with_parts(module: nn.Module) -> bool:
     if isinstance(module, _CONTAINERS):
         return False
     return hasattr(module, "parametrizations") or type(module) is nn.MultiheadAttention
-
-
-def is_scripted(module: nn.Module) -> bool:
-    """Whether a module's parts are run by TorchScript, without hooks."""
-    return isinstance(module, torch.jit.ScriptModule)
 
 
 def needs_alignment(module: nn.Module) -> bool:

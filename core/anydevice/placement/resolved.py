@@ -13,6 +13,7 @@ from anydevice.placement.device_map import DeviceMap
 from anydevice.placement.options import PlacementOptions
 from anydevice.placement.placement import Placement
 from anydevice.placement.resolve import resolve_device_map
+from anydevice.placement.scripted import require_undivided
 from anydevice.ties import Weight, list_weights, place_weights
 from anydevice.weights import Slot, scales_weight
 
@@ -106,7 +107,7 @@ def place_model(
         weights: the model's, where the caller has them; their devices are set.
 
     Raises:
-        DeviceMapError: a dict does not cover the model, or names meta.
+        DeviceMapError: a dict does not cover the model, divides a scripted module, or names meta.
         UnknownDeviceError: a device cannot be read, or is not on this machine.
         BudgetError, DoesNotFitError, ModelError: see `infer_auto_device_map`.
     """
@@ -120,6 +121,7 @@ def place_model(
     main = _main_device(placement, main_device)
     offload_buffers = options.offload_buffers or placement.offload_buffers
     resolved = ResolvedPlacement(placement, main, offload_buffers, weights)
+    require_undivided(model, resolved.execution)
     place_weights(weights, resolved.stored)
     return resolved
 

@@ -9,6 +9,7 @@ from typing import Final
 
 from torch import nn
 
+from anydevice.placement.scripted import is_scripted
 from anydevice.text import list_some, suggest
 from anydevice.weights import iter_modules
 
@@ -109,9 +110,12 @@ class Splitter:
         children = module._modules
         if not children:
             return False
-        # These use their children's weights without calling them.
+        # These use their children's weights without calling them, or call them without hooks.
         return (
-            repeated or isinstance(module, nn.MultiheadAttention) or "parametrizations" in children
+            repeated
+            or isinstance(module, nn.MultiheadAttention)
+            or "parametrizations" in children
+            or is_scripted(module)
         )
 
     def children(self, module: nn.Module) -> list[tuple[str, nn.Module, bool]]:
