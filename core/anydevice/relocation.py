@@ -61,7 +61,9 @@ class Relocation:
         gradients = {
             id(tensor): move_tensor(tensor.grad.detach(), device).to(moved.dtype)
             for slot in weight.slots
-            if (tensor := slot.get()) is not None and tensor.grad is not None
+            if (tensor := slot.get()) is not None
+            and tensor.grad is not None
+            and not tensor.grad.is_meta
         }
         self._devices.add(device)
         self._values.append((weight, moved, gradients))

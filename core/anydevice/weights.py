@@ -178,7 +178,7 @@ def exchange(slot: Slot, value: torch.Tensor, gradient: torch.Tensor | None = No
         old.grad = None
     if old.is_meta or old.is_inference() or not _set_data(old, value, requires_grad):
         _swap(old, value, requires_grad)
-    if before is not None and requires_grad and not value.is_meta:
+    if before is not None and requires_grad and not (before.is_meta or value.is_meta):
         if gradient is None:
             gradient = move_tensor(before.detach(), parse_device(value.device)).to(value.dtype)
         old.grad = gradient

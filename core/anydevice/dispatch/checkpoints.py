@@ -13,7 +13,7 @@ from torch import nn
 from anydevice.checkpoint import Checkpoint
 from anydevice.devices import DeviceLike
 from anydevice.dispatch.models import HookOptions, hook_placed
-from anydevice.dispatch.storing import prepare_storing, store_weights
+from anydevice.dispatch.storing import prepare_storing
 from anydevice.loading.load import LoadRequest, load_placed
 from anydevice.loading.match import Plan, dtypes_once_loaded
 from anydevice.loading.options import DEFAULT_BUFFER_BYTES
@@ -183,13 +183,17 @@ def load_checkpoint_and_dispatch(
         """Move what the checkpoint does not hold, such as some buffers, and hook the model."""
         weights = resolved[0].weights
         loaded = {(id(s.module), s.name) for t in plan.targets for s in t.slots}
-        loaded |= {(id(s.module), s.name) for s in plan.counters}
+        # Counters that begin on meta are made where they are to be.
+        loaded |= {
+            (id(s.module), s.name)
+            for s, _ in plan.counters
+            if (tensor := s.get()) is not None and tensor.is_meta
+        }
         rest = [w for w in weights if not any((id(s.module), s.name) in loaded for s in w.slots)]
         moves = prepare_storing(rest, offload_dir=offload_folder)
 
         def put() -> None:
             moves.commit()
-            store_weights(weights, offload_dir=offload_folder)  # counters that began on meta
             hook_placed(model, resolved[0], hooking())
 
         return put

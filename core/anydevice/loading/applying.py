@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias, get_args
@@ -24,7 +25,14 @@ from anydevice.errors import AnyDeviceError, CheckpointError, DoesNotFitError
 from anydevice.interrupts import check
 from anydevice.loading.converting import convert, source_for_disk
 from anydevice.loading.match import Plan, Target
-from anydevice.loading.methods import LoadMethod, give, is_view, method_of, request_for
+from anydevice.loading.methods import (
+    LoadMethod,
+    give,
+    gradients_of,
+    is_view,
+    method_of,
+    request_for,
+)
 from anydevice.loading.options import LoadOptions
 from anydevice.loading.progress import Progress, touch
 from anydevice.loading.report import LoadReport
@@ -34,10 +42,28 @@ from anydevice.loading.sharing import separate
 from anydevice.loading.streaming import Request, stream
 from anydevice.offload_store.store import write_store
 from anydevice.tensors import move_tensor
+from anydevice.weights import Slot
 
 __all__ = ["Loading", "PrepareRest"]
 
 PrepareRest: TypeAlias = Callable[[Plan], Callable[[], None]]
+
+
+@dataclasses.dataclass
+class _Others:
+    """What a model gets besides the values of its weights.
+
+    Attributes:
+        states: modules and their extra states.
+        scales: 8-bit weights and their scales.
+        gradients: by the id of a Parameter, its gradient where the Parameter will be.
+        counters: slots of counters and what they are to hold.
+    """
+
+    states: list[tuple[nn.Module, Any]] = dataclasses.field(default_factory=list)
+    scales: list[tuple[Target, torch.Tensor]] = dataclasses.field(default_factory=list)
+    gradients: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
+    counters: list[tuple[Slot, torch.Tensor]] = dataclasses.field(default_factory=list)
 
 
 class Loading:
@@ -76,6 +102,7 @@ class Loading:
         self.options = options
         self.bar = bar
         self.values: dict[Target, torch.Tensor] = {}
+        self._others = _Others()
         self.touched = False  # whether anything of the model has been changed
         self.report = LoadReport(
             missing=[*plan.missing, *plan.left_on_meta], unexpected=list(plan.unexpected)
@@ -93,7 +120,12 @@ class Loading:
             self.prepare()
             return self.commit()
         finally:
-            self.values.clear()  # an error that is kept must not keep device memory
+            self.forget()
+
+    def forget(self) -> None:
+        """Let go of the values: an error that is kept must not keep device memory."""
+        self.values.clear()
+        self._others = _Others()
 
     def prepare(self) -> None:
         """Get all values; the model is not changed, but for memory that it has for them.
@@ -116,14 +148,28 @@ class Loading:
             if self.options.preload:
                 touch([v for t, v in self.values.items() if not t.device.is_accelerator], self.bar)
             self.checkpoint.check()
-            if self._prepare_rest is not None:
-                self._put_rest = self._prepare_rest(self.plan)
+            self.prepare_others()
             # Filling memory that the model has comes last: all else can fail without harm.
             if fills:
                 self._synchronize()
                 self.touched = True
                 self._read(fills)
                 self.checkpoint.check()
+
+    def prepare_others(self) -> None:
+        """Make all that the model is to get besides the values of its weights."""
+        others, plan = self._others, self.plan
+        others.states = [(e.module, self._extra(e.name)) for e in plan.extra_states]
+        others.scales = [(t, self._scale(t, t.scale)) for t in plan.targets if t.scale]
+        for target in self.values:
+            others.gradients |= gradients_of(target)
+        for slot, device in plan.counters:
+            old = slot.get()
+            if old is not None and old.is_meta:
+                zeros = torch.zeros(old.shape, dtype=old.dtype, device="cpu")
+                others.counters.append((slot, move_tensor(zeros, device)))
+        if self._prepare_rest is not None:
+            self._put_rest = self._prepare_rest(plan)
 
     def commit(self) -> LoadReport:
         """Put all values into the model.
@@ -215,19 +261,16 @@ class Loading:
 
     def _place(self) -> None:
         """Put all values into the model; from here on it is changed."""
-        states = [(e.module, self._extra(e.name)) for e in self.plan.extra_states]
-        scales = [(t, self._scale(t, t.scale)) for t in self.plan.targets if t.scale]
         self.touched = True
+        others = self._others
         for target, value in self.values.items():
-            give(target, value)
-        for target, scale in scales:
+            give(target, value, others.gradients)
+        for target, scale in others.scales:
             owner: Any = target.old
             owner.SCB = scale
-        for slot in self.plan.counters:
-            old = slot.get()
-            if old is not None and old.is_meta:
-                slot.put(torch.zeros(old.shape, dtype=old.dtype, device="cpu"))
-        for module, state in states:
+        for slot, zeros in others.counters:
+            slot.put(zeros)
+        for module, state in others.states:
             module.set_extra_state(state)
 
     def _extra(self, name: str) -> Any:

@@ -81,7 +81,7 @@ def load_from_rank0(
                 loading.prepare()
         return loading.commit()
     finally:
-        loading.values.clear()
+        loading.forget()
 
 
 def _described(ranks: Ranks, source: Checkpoint | None) -> Checkpoint:
@@ -246,8 +246,7 @@ class _Receiving(_Exchange):
     def prepare(self) -> None:
         """Write what is for the disk; all else was received."""
         self.write([t for t in self.plan.targets if t.device == DISK], self.values)
-        if self._prepare_rest is not None:
-            self._put_rest = self._prepare_rest(self.plan)
+        self.prepare_others()
 
 
 class _Buffer:

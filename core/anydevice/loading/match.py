@@ -12,7 +12,7 @@ from torch import nn
 from anydevice import registry
 from anydevice.checkpoint.checkpoint import Checkpoint
 from anydevice.checkpoint.info import TensorInfo
-from anydevice.devices import DISK, Device
+from anydevice.devices import CPU, DISK, Device
 from anydevice.errors import UnsupportedDtypeError
 from anydevice.loading.casting import Casting, short
 from anydevice.loading.layouts import fault_of_form
@@ -83,7 +83,7 @@ class Plan:
     Attributes:
         targets: in the model's order.
         extra_states: modules that get theirs.
-        counters: counters that the checkpoint lacks and that start at 0.
+        counters: counters that the checkpoint lacks and that start at 0, each with its device.
         missing: names that the model has and the checkpoint lacks.
         ties: the other names of missing weights that are tied.
         unexpected: names that the checkpoint has and the model lacks.
@@ -94,7 +94,7 @@ class Plan:
 
     targets: list[Target] = dataclasses.field(default_factory=list)
     extra_states: list[ExtraState] = dataclasses.field(default_factory=list)
-    counters: list[Slot] = dataclasses.field(default_factory=list)
+    counters: list[tuple[Slot, Device]] = dataclasses.field(default_factory=list)
     missing: list[str] = dataclasses.field(default_factory=list)
     ties: dict[str, list[str]] = dataclasses.field(default_factory=dict)
     unexpected: list[str] = dataclasses.field(default_factory=list)
@@ -162,7 +162,7 @@ def _plan_weight(
     used.update(present)
     if not present:
         if expected:
-            _note_missing(plan, expected, slot)
+            _note_missing(plan, expected, slot, weight.device)
         elif old.is_meta:
             plan.left_on_meta.append(first)
         return
@@ -206,9 +206,9 @@ def _fault_of_form(name: str, info: TensorInfo, old: torch.Tensor) -> str | None
     return fault_of_form(name, info, old)
 
 
-def _note_missing(plan: Plan, expected: list[str], slot: Slot) -> None:
+def _note_missing(plan: Plan, expected: list[str], slot: Slot, device: Device) -> None:
     if slot.name == _LATE_COUNTER and isinstance(slot.module, nn.modules.batchnorm._NormBase):
-        plan.counters.append(slot)
+        plan.counters.append((slot, device if device.is_accelerator else CPU))
         return
     plan.missing.append(expected[0])
     if expected[1:]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final, Literal, TypeAlias
 
 import torch
@@ -9,14 +10,22 @@ from torch import nn
 
 from anydevice.checkpoint.info import TensorInfo
 from anydevice.checkpoint.mapped import backing_of
-from anydevice.devices import DISK
+from anydevice.devices import CPU, DISK
 from anydevice.loading.match import Target
 from anydevice.loading.shards import put_local
 from anydevice.loading.streaming import Request
-from anydevice.tensors import PLAIN_TYPES
+from anydevice.tensors import PLAIN_TYPES, move_tensor
 from anydevice.weights import Slot, exchange
 
-__all__ = ["LoadMethod", "give", "is_view", "memory_to_fill", "method_of", "request_for"]
+__all__ = [
+    "LoadMethod",
+    "give",
+    "gradients_of",
+    "is_view",
+    "memory_to_fill",
+    "method_of",
+    "request_for",
+]
 
 #: How a weight gets its value: a view of its file; read through buffers; converted as a whole;
 #: written to the offload folder, and a view of that.
@@ -71,8 +80,27 @@ def memory_to_fill(target: Target) -> torch.Tensor | None:
     return old.detach() if fits else None
 
 
-def give(target: Target, value: torch.Tensor) -> None:
-    """Let all slots that hold one tensor hold the value; ties stay."""
+def gradients_of(target: Target) -> dict[int, torch.Tensor]:
+    """The gradients of a weight where it will be, by the ids of the Parameters that have them."""
+    found: dict[int, torch.Tensor] = {}
+    if target.part is not None or not (target.dtype.is_floating_point or target.dtype.is_complex):
+        return found
+    device = target.device if target.device.is_accelerator else CPU
+    for slot in _one_each(target.slots):
+        old = slot.get()
+        if old is not None and old.grad is not None and not old.grad.is_meta:
+            found[id(old)] = move_tensor(old.grad.detach(), device).to(target.dtype)
+    return found
+
+
+def give(target: Target, value: torch.Tensor, gradients: Mapping[int, torch.Tensor]) -> None:
+    """Let all slots that hold one tensor hold the value; ties stay.
+
+    Args:
+        target: the weight.
+        value: what it is to hold.
+        gradients: see `gradients_of`.
+    """
     for slot in _one_each(target.slots):
         if target.part is not None:
             put_local(slot.table, slot.name, value)
@@ -80,7 +108,7 @@ def give(target: Target, value: torch.Tensor) -> None:
         old = slot.table[slot.name]
         if type(old) in _UNINITIALIZED:
             old.materialize(value.shape, dtype=value.dtype)
-        exchange(slot, value)
+        exchange(slot, value, gradients.get(id(old)))
 
 
 def _one_each(slots: list[Slot]) -> list[Slot]:
