@@ -320,3 +320,24 @@ def test_a_misspelled_name_is_refused_before_transformers_is_imported(command, n
     assert done.stdout.split()[-2:] == ["1", "False"]
     assert f"{name}: no " in done.stderr
     assert "file or folder" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["plan", "m", "--max-memory", "0=1GiB"],
+            "no option --max-memory: give --device NAME=SIZE",
+        ),
+        (["plan", "m", "--max_memory=1GiB"], "no option --max_memory: give --device NAME=SIZE"),
+        (["devices", "--jsom"], "no option --jsom; did you mean '--json'?"),
+        (["devices", "--quite-other"], "anydevice devices --help lists them"),
+        (["devices", "gpt2"], "'gpt2' is one word too many"),
+    ],
+)
+def test_words_that_a_command_does_not_take_are_explained(capsys, words, said):
+    assert cli.main(words) == 2
+    message = capsys.readouterr().err
+    assert message.startswith(f"anydevice {words[0]}: ")
+    assert said in message
+    assert message.count("\n") == 1

@@ -267,6 +267,8 @@ def test_the_environment_is_read_where_the_script_says_nothing(monkeypatch):
         ({"log_with": "nothing"}, "no tracker 'nothing'.*jsonl"),
         ({"log_with": "tensorboard"}, "project_dir"),
         ({"kwargs_handlers": [3]}, "int is none of"),
+        ({"kwargs_handlers": 3}, "int is none of"),
+        ({"kwargs_handlers": GradScalerKwargs()}, "give a list, kwargs_handlers=\\[GradScaler"),
         ({"kwargs_handlers": [KwargsHandler()]}, "torchao"),
         ({"kwargs_handlers": [AutocastKwargs(), AutocastKwargs()]}, "two AutocastKwargs"),
         ({"fsdp_plugin": FullyShardedDataParallelPlugin()}, "started alone"),

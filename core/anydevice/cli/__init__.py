@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from anydevice._version import __version__
 from anydevice.errors import AnyDeviceError
+from anydevice.text import suggest
 
 __all__ = ["COMMAND_GROUP", "full_parser", "main"]
 
@@ -95,11 +96,33 @@ def _parse_and_run(command: str, words: list[str]) -> int:
         print(f"anydevice: there is no command {command!r}: {hint}", file=sys.stderr)
         return _USAGE
     parser = _parser(command, points)
-    args = parser.parse_args(_prepared(command, words))
+    args, unknown = parser.parse_known_args(_prepared(command, words))
+    if unknown:
+        print(
+            f"anydevice {args.command}: {_explained(parser, args.command, unknown)}",
+            file=sys.stderr,
+        )
+        return _USAGE
     execute: Callable[[argparse.Namespace], int] = args.run
     code = execute(args)
     sys.stdout.flush()  # a reader that went away is noticed here, not at the interpreter's end
     return code
+
+
+def _explained(parser: argparse.ArgumentParser, command: str, unknown: list[str]) -> str:
+    """What is wrong with words that a command does not take, and what it takes instead."""
+    option = next((word.partition("=")[0] for word in unknown if word.startswith("-")), None)
+    if option is None:
+        return (
+            f"{unknown[0]!r} is one word too many; anydevice {command} --help shows what it takes"
+        )
+    hints = getattr(_load(_COMMANDS[command][0]), "HINTS", {}) if command in _COMMANDS else {}
+    if option in hints:
+        return f"there is no option {option}: {hints[option]}"
+    subparsers: Any = next(a for a in parser._actions if a.dest == "command")
+    known = subparsers.choices[command]._option_string_actions
+    near = suggest(option, known) or f"; anydevice {command} --help lists them"
+    return f"there is no option {option}{near}"
 
 
 def full_parser() -> argparse.ArgumentParser:

@@ -22,7 +22,13 @@ from anydevice.errors import OptionError
 from anydevice.placement import Placement, PlacementOptions, resolve_device_map
 from anydevice.placement.pictures import picture_path
 
-__all__ = ["prepare", "register"]
+__all__ = ["HINTS", "prepare", "register"]
+
+#: Options of other commands, and what says the same here.
+HINTS: Final = {
+    "--max-memory": "give --device NAME=SIZE for each accelerator, --cpu SIZE and --disk SIZE",
+    "--max_memory": "give --device NAME=SIZE for each accelerator, --cpu SIZE and --disk SIZE",
+}
 
 _DISK: Final = "disk"
 

@@ -77,7 +77,7 @@ def _on_module(parent: nn.Module, _name: str, module: nn.Module | None) -> None:
     """Refuse `torch.nn.DataParallel` over a hooked model."""
     if not isinstance(parent, nn.DataParallel) or module is None:
         return
-    if torch._utils._get_available_device_type() is None:
+    if torch._utils._get_available_device_type() is None:  # type: ignore[no-untyped-call]
         return  # it does nothing then
     hooked = next((name for name, part in iter_modules(module) if _is_hooked(part)), None)
     if hooked is not None:

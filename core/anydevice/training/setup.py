@@ -53,7 +53,14 @@ def read_handlers(handlers: Iterable[Any] | None) -> dict[type, Any]:
         OptionError: what is no handler, or two of one class.
     """
     found: dict[type, Any] = {}
-    for handler in handlers or ():
+    if isinstance(handlers, (KwargsHandler, *_HANDLERS)):
+        raise OptionError(
+            f"kwargs_handlers is one {kind_of(handlers)}: give a list, kwargs_handlers="
+            f"[{kind_of(handlers)}(...)]"
+        )
+    if not isinstance(handlers, Iterable):
+        handlers = () if handlers is None else (handlers,)
+    for handler in handlers:
         kind = next((known for known in _HANDLERS if isinstance(handler, known)), None)
         if kind is None:
             names = ", ".join(known.__name__ for known in _HANDLERS)
