@@ -1,4 +1,4 @@
-"""The adapter to DeepSpeed, against its public interface; and Megatron-LM's refusal."""
+"""The adapter to DeepSpeed, against its public interface."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from anydevice.engines import DeepSpeedPlugin, MegatronLMPlugin
+from anydevice.engines import DeepSpeedPlugin
 from anydevice.errors import (
     CheckpointNotFoundError,
     MissingDependencyError,
@@ -174,10 +174,7 @@ def test_what_is_missing_is_told(deepspeed):
             DeepSpeedPlugin(**options)
 
 
-def test_without_the_packages_the_remedy_is_named(monkeypatch):
+def test_without_the_package_the_remedy_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "deepspeed", None)
     with pytest.raises(MissingDependencyError, match="pip install deepspeed"):
         Accelerator(cpu=True, deepspeed_plugin=DeepSpeedPlugin())
-    AcceleratorState._reset_state()
-    with pytest.raises(MissingDependencyError, match=r"megatron-core.*tp_size"):
-        Accelerator(cpu=True, megatron_lm_plugin=MegatronLMPlugin(tp_degree=2))

@@ -20,14 +20,13 @@ from anydevice.engines import (
     DeepSpeedPlugin,
     DistributedDataParallelKwargs,
     FullyShardedDataParallelPlugin,
-    MegatronLMPlugin,
     ParallelismConfig,
     find_engine,
 )
 from anydevice.engines.base import Setup
 from anydevice.engines.meshes import TorchTensorParallelConfig, TorchTensorParallelPlugin
 from anydevice.engines.precise import Autocast
-from anydevice.errors import MissingDependencyError, OptionError
+from anydevice.errors import OptionError
 from anydevice.handlers import AutocastKwargs, GradScalerKwargs, InitProcessGroupKwargs
 from anydevice.processes import PartialState
 from anydevice.training import (
@@ -658,10 +657,3 @@ def test_each_field_has_a_row(kind):
 @pytest.mark.parametrize(("kind", "field", "check"), [*rows()])
 def test_a_choice_does_what_it_says_or_is_refused(kind, field, check, tmp_path):
     check(Given(kind, field, None, tmp_path))
-
-
-@pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(MegatronLMPlugin)])
-def test_all_of_megatron_is_refused_with_the_remedy(field):
-    plugin = MegatronLMPlugin(**{field: 2})
-    with pytest.raises((MissingDependencyError, OptionError), match=r"tp_size=\.\.\."):
-        Accelerator(cpu=True, megatron_lm_plugin=plugin)

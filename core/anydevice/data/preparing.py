@@ -61,7 +61,7 @@ def prepare_data_loader(
             else torch's initial seed on the main process.
         non_blocking: do not wait for copies to the device.
         use_stateful_dataloader: the loader becomes torchdata's `StatefulDataLoader`.
-        torch_device_mesh: processes that differ in the dimension "tp" or "cp" only get the
+        torch_device_mesh: processes that differ in the dimension "tp", "cp" or "pp" only get the
             same data.
 
     Raises:
@@ -139,7 +139,7 @@ def _processes(count: int | None, index: int | None, mesh: Any) -> tuple[int, in
         index = 0 if alone else dist.get_rank()
     if mesh is not None:
         same = 1  # processes that work on one batch together
-        for name in ("tp", "cp"):
+        for name in ("tp", "cp", "pp"):
             if mesh.mesh_dim_names and name in mesh.mesh_dim_names:
                 same *= mesh[name].size()
         count, index = count // same, index // same

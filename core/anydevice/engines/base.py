@@ -92,6 +92,8 @@ class Engine(abc.ABC):
             written by all processes, with `torch.distributed.checkpoint`.
         accumulates: whether it divides losses by the number of accumulated batches itself;
             ``backward`` is then told ``boundary``: whether an optimizer step follows.
+        own_gradients: whether gradients are in the engine's own buffers, and not in each
+            parameter's ``grad``: then they are neither weighed by items nor limited by value.
 
     Example:
         >>> from anydevice.engines import Engine, find_engine
@@ -102,6 +104,7 @@ class Engine(abc.ABC):
     name: ClassVar[str]
     sharded: ClassVar[bool] = False
     accumulates: ClassVar[bool] = False
+    own_gradients: ClassVar[bool] = False
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup

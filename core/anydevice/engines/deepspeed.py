@@ -40,6 +40,7 @@ class DeepSpeedEngine(Engine):
 
     name = "deepspeed"
     accumulates = True
+    own_gradients = True
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)

@@ -144,8 +144,8 @@ class AcceleratorCore:
 
     @property
     def pipeline_parallel_rank(self) -> int:
-        """0: there is no pipeline."""
-        return 0
+        """The place in the pipeline; 0 where there is none."""
+        return self._mesh_rank("pp")
 
     @property
     def context_parallel_rank(self) -> int:

@@ -110,7 +110,7 @@ def build_engine(
     )
     made = find_engine(name)(setup)
     state.engine_name = name
-    state.device_mesh = mesh
+    state.device_mesh = made.setup.mesh  # an engine may have its own
     state.fsdp_plugin = fsdp
     state.parallelism_config = parallel
     return made

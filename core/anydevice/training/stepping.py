@@ -117,10 +117,18 @@ class AcceleratorStepping(AcceleratorCore):
                 )
             kwargs["boundary"] = self.gradient_state.sync_gradients
         elif num_items is not None:
+            self._need_gradients("backward(num_items=)", "leave it out")
             loss = loss * self._weigh(num_items)
         elif (steps := self.gradient_state.plugin_kwargs["num_steps"]) != 1:
             loss = loss / steps
         self.engine.backward(loss, **kwargs)
+
+    def _need_gradients(self, what: str, instead: str) -> None:
+        if self.engine.own_gradients:
+            raise OptionError(
+                f"{what} is not there with the engine {self.engine.name!r}, which has gradients "
+                f"in buffers of its own: {instead}"
+            )
 
     def _weigh(self, num_items: Any) -> Any:
         if self._loss_scaler is not None and self._unit == 1.0:
@@ -227,6 +235,7 @@ class AcceleratorStepping(AcceleratorCore):
         """Limit each gradient's values to ``clip_value``; nothing while gradients accumulate."""
         if not self.gradient_state.sync_gradients:
             return
+        self._need_gradients("clip_grad_value_", "use its gradient_clipping")
         given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         self._unscale_for(given)
         for parameter in given:
