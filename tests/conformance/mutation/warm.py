@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
+import importlib
 import io
 import json
 import os
@@ -33,6 +34,18 @@ from anydevice_conformance.subject import Subject
 from mutation import forked
 
 __all__ = ["BIG_MACHINE", "MACHINE", "Outcome", "Trial", "run_trials"]
+
+#: What checks import as they run. The parent imports it once; else each fork does, for seconds.
+PRELOADED = (
+    "torch._dynamo",
+    "torch.distributed.checkpoint",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor",
+    "transformers.generation.utils",
+    "transformers.models.gpt2.modeling_gpt2",
+    "transformers.models.llama.modeling_llama",
+    "transformers.models.t5.modeling_t5",
+)
 
 #: What the mutants are tried on.
 MACHINE: dict[str, Any] = {"devices": 2, "memory": ["64MiB", "96MiB"], "mode": "lazy"}
@@ -109,6 +122,8 @@ class _Loop:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Fork for each trial."""
+        for name in PRELOADED:
+            importlib.import_module(name)
         gc.collect()
         gc.freeze()  # a collection in a child would copy the pages of all that it looks at
         for trial in self._trials:
