@@ -97,7 +97,7 @@ class AcceleratorStepping(AcceleratorCore):
 
         Raises:
             OptionError: ``loss`` is no tensor, or one of several elements without a ``gradient``;
-                ``num_items`` with an engine that divides losses itself.
+                ``num_items``, and the engine has gradients of its own.
         """
         if not isinstance(loss, torch.Tensor):
             raise OptionError(
@@ -109,26 +109,19 @@ class AcceleratorStepping(AcceleratorCore):
                 f"backward: the loss has shape {tuple(loss.shape)}: give one number, such as "
                 "loss.mean(), or gradient="
             )
-        if self.engine.accumulates:
-            if num_items is not None:
-                raise OptionError(
-                    f"backward(num_items=): the engine {self.engine.name!r} divides losses itself. "
-                    "Weigh the loss by what all processes counted, and leave num_items out"
-                )
-            kwargs["boundary"] = self.gradient_state.sync_gradients
-        elif num_items is not None:
-            self._need_gradients("backward(num_items=)", "leave it out")
+        if num_items is not None:
+            self._need_gradients("backward(num_items=)", "weigh the loss by what all ranks counted")
             loss = loss * self._weigh(num_items)
+        elif self.engine.accumulates:
+            kwargs["boundary"] = self.gradient_state.sync_gradients
         elif (steps := self.gradient_state.plugin_kwargs["num_steps"]) != 1:
             loss = loss / steps
         self.engine.backward(loss, **kwargs)
 
     def _need_gradients(self, what: str, instead: str) -> None:
         if self.engine.own_gradients:
-            raise OptionError(
-                f"{what} is not there with the engine {self.engine.name!r}, which has gradients "
-                f"in buffers of its own: {instead}"
-            )
+            name = self.engine.name
+            raise OptionError(f"{what}: the engine {name!r} has gradients of its own: {instead}")
 
     def _weigh(self, num_items: Any) -> Any:
         if self._loss_scaler is not None and self._unit == 1.0:
