@@ -1,67 +1,47 @@
-"""Ranks for `test_equality.py`: each engine against the plain loop, in one launch."""
+"""Ranks for `test_equality.py`: each engine against the plain loop, many cells in one launch."""
 
 from __future__ import annotations
 
+import functools
+import itertools
 import traceback
 
 import torch
 from training.loops import BATCH, STEPS, close, fresh, make, plain_loop, prepared_loop
 
-CASES = [
-    ("ddp", "no", 1),
-    ("ddp", "no", 2),
-    ("ddp", "bf16", 2),
-    ("ddp", "fp16", 2),
-    ("fsdp2", "no", 1),
-    ("fsdp2", "no", 2),
-    ("fsdp2", "bf16", 1),
-    ("fsdp2", "fp16", 2),
-    ("fsdp2-zero2-prefetch", "no", 2),
-    ("fsdp2-ac", "no", 1),
-    ("fsdp2-offload", "no", 2),
-    ("hsdp", "no", 1),
-    ("tp", "no", 1),
-    ("tp", "no", 2),
-    ("tp+fsdp2", "no", 2),
-]
-#: Those that more ranks, and another device, go through.
-FEW = [
-    ("ddp", "no", 2),
-    ("ddp", "fp16", 2),
-    ("fsdp2", "no", 2),
-    ("fsdp2", "bf16", 1),
-    ("hsdp", "no", 1),
-    ("tp", "no", 1),
-    ("tp+fsdp2", "no", 2),
-]
-#: Each engine once over all steps; what else a case varies shows in the first epochs.
-LONG = [
-    ("ddp", "no", 1),
-    ("fsdp2", "no", 1),
-    ("hsdp", "no", 1),
-    ("tp", "no", 2),
-    ("tp+fsdp2", "no", 2),
-]
-#: Three epochs or more.
-SHORT_STEPS = 6
+PRECISIONS = ("no", "bf16", "fp16")
+#: Engines for any number of ranks from two, and those that divide them in two ways.
+ENGINES = ("ddp", "fsdp2", "tp", "pp")
+MIXED = ("hsdp", "tp+fsdp2")
+#: Samples: a whole step of four ranks and four accumulated batches.
+COUNT = BATCH * 4 * 4
+#: What engines can be told besides.
+CHOICES = [("fsdp2-zero2-prefetch", "no", 4), ("fsdp2-ac", "no", 1), ("fsdp2-offload", "no", 4)]
 
 
-def all_engines(rank, size, cpu):
-    """The cases that were not as the plain loop, with their tracebacks."""
+def cells(engines=ENGINES, precisions=PRECISIONS, accumulations=(1, 4)):
+    """All cells of a grid: engine, precision, accumulated batches."""
+    return list(itertools.product(engines, precisions, accumulations))
+
+
+@functools.cache
+def _wanted(batch, blocks):
+    return plain_loop(batch, STEPS, blocks=blocks, count=COUNT)
+
+
+def equal(rank, size, cpu, chosen):
+    """The cells that were not as the plain loop, with their tracebacks."""
     failed = {}
-    for engine, precision, accumulation in CASES:
-        if size < 4 and engine in ("hsdp", "tp+fsdp2"):
-            continue
-        if (engine, precision, accumulation) not in FEW and (size > 2 or not cpu):
-            continue
+    for engine, precision, accumulation in chosen:
         fresh()
         try:
             accelerator = make(engine, precision, accumulation, cpu=cpu)
-            together = 1 if engine == "tp" else size // 2 if engine == "tp+fsdp2" else size
-            steps = STEPS if (engine, precision, accumulation) in LONG else SHORT_STEPS
-            wanted = plain_loop(BATCH * together * accumulation, steps)
-            found = prepared_loop(accelerator, steps=steps)
-            assert len(found[0]) == steps
+            # How many processes have batches of their own; a pipeline's are as many times longer.
+            groups = {"tp": 1, "tp+fsdp2": size // 2}.get(engine, size)
+            batch = BATCH * size if engine == "pp" else BATCH
+            found = prepared_loop(accelerator, batch, count=COUNT)
+            assert len(found[0]) == STEPS
+            wanted = _wanted(BATCH * groups * accumulation, 4 if engine == "pp" else 2)
             close(found, wanted, 2e-4 if precision == "no" else 0.05)
             if accelerator.is_main_process:
                 assert found[1]

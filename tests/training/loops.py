@@ -8,7 +8,11 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from anydevice.engines import FullyShardedDataParallelPlugin, ParallelismConfig
+from anydevice.engines import (
+    FullyShardedDataParallelPlugin,
+    ParallelismConfig,
+    PipelineParallelConfig,
+)
 from anydevice.training import Accelerator, AcceleratorState, GradientState
 
 STEPS = 20
@@ -35,14 +39,14 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    """Two blocks, tied weights, a plan for tensor parallelism."""
+    """Some blocks, and a plan for tensor parallelism."""
 
     tp_plan = {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}  # noqa: RUF012
 
-    def __init__(self):
+    def __init__(self, blocks=2):
         super().__init__()
         self.first = nn.Linear(4, 8)
-        self.blocks = nn.ModuleList([Block(), Block()])
+        self.blocks = nn.ModuleList([Block() for _ in range(blocks)])
         self.last = nn.Linear(8, 4, bias=False)
 
     def forward(self, x):
@@ -65,20 +69,20 @@ def fresh():
     torch.manual_seed(0)
 
 
-def parts():
+def parts(blocks=2):
     torch.manual_seed(0)
-    model = Net()
+    model = Net(blocks)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     return model, optimizer
 
 
-def plain_loop(batch, steps=STEPS, shuffle_seed=None, clip=1.0):
+def plain_loop(batch, steps=STEPS, clip=1.0, blocks=2, count=16):
     """Losses and the final weights of an ordinary loop."""
-    model, optimizer = parts()
+    model, optimizer = parts(blocks)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.97**step)
     losses = []
     while len(losses) < steps:
-        for x, y in DataLoader(data(), batch):
+        for x, y in DataLoader(data(count), batch):
             loss = nn.functional.mse_loss(model(x), y)
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), clip)
@@ -107,6 +111,11 @@ def make(engine, precision="no", accumulation=1, cpu=True, **options):
         )
     elif engine == "tp":
         options["parallelism_config"] = ParallelismConfig(tp_size=size)
+    elif engine == "pp":
+        handler = PipelineParallelConfig(
+            schedule="gpipe" if accumulation > 1 else "1f1b", example_inputs=torch.zeros(2, 4)
+        )
+        options["parallelism_config"] = ParallelismConfig(pp_size=size, pp_handler=handler)
     elif engine == "tp+fsdp2":
         options["parallelism_config"] = ParallelismConfig(tp_size=2, dp_shard_size=size // 2)
     return Accelerator(
@@ -118,11 +127,14 @@ def make(engine, precision="no", accumulation=1, cpu=True, **options):
     )
 
 
-def prepared_loop(accelerator, batch=BATCH, steps=STEPS, clip=1.0, stop=None, resume=None):
+def prepared_loop(
+    accelerator, batch=BATCH, steps=STEPS, clip=1.0, stop=None, resume=None, count=16
+):
     """The same loop through an accelerator; losses are the means over all that one step used."""
-    model, optimizer = parts()
+    whole = accelerator.engine.name == "pp"  # forward and backward are one call
+    model, optimizer = parts(4 if whole else 2)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.97**step)
-    loader = DataLoader(data(), batch)
+    loader = DataLoader(data(count), batch)
     model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
     losses, part = [], []
     if resume is not None:
@@ -131,8 +143,13 @@ def prepared_loop(accelerator, batch=BATCH, steps=STEPS, clip=1.0, stop=None, re
     while len(losses) < steps:
         for x, y in loader:
             with accelerator.accumulate(model):
-                loss = nn.functional.mse_loss(model(x), y)
-                accelerator.backward(loss)
+                if whole:
+                    loss = accelerator.train_step(
+                        model, x, targets=y, loss_function=nn.functional.mse_loss
+                    )
+                else:
+                    loss = nn.functional.mse_loss(model(x), y)
+                    accelerator.backward(loss)
                 accelerator.clip_grad_norm_(model.parameters(), clip)
                 optimizer.step()
                 scheduler.step()

@@ -21,6 +21,7 @@ from anydevice.engines import (
     DistributedDataParallelKwargs,
     FullyShardedDataParallelPlugin,
     ParallelismConfig,
+    PipelineParallelConfig,
     find_engine,
 )
 from anydevice.engines.base import Setup
@@ -430,6 +431,57 @@ def _handler(given):
     assert given.make(tp_size=2).tp_handler is given.value
 
 
+def _pipeline_handler(given):
+    given.value = PipelineParallelConfig(microbatches=3)
+    accelerator = Accelerator(cpu=True, engine="pp", parallelism_config=given.make())
+    assert accelerator.engine.setup.option(PipelineParallelConfig) is given.value
+
+
+def _microbatches(given):
+    given.value = 3
+    pipeline = _pipeline(given.make(example_inputs=torch.zeros(1, 2))).engine.pipeline
+    assert pipeline.microbatches == 3
+    with pytest.raises(OptionError, match="microbatches=0"):
+        PipelineParallelConfig(microbatches=0)
+
+
+def _schedule(given):
+    given.value = "gpipe"
+    pipeline = _pipeline(given.make(example_inputs=torch.zeros(1, 2))).engine.pipeline
+    assert pipeline._kind == "ScheduleGPipe"
+    with pytest.raises(OptionError, match="give '1f1b' or 'gpipe'"):
+        PipelineParallelConfig(schedule="fast")
+
+
+def _example(given):
+    given.value = torch.zeros(1, 2)
+    _pipeline(given.make())
+    with pytest.raises(OptionError, match="example_inputs"):
+        _pipeline(PipelineParallelConfig())
+
+
+def _pipeline(config):
+    parallel = ParallelismConfig(pp_handler=config)
+    accelerator = Accelerator(cpu=True, engine="pp", parallelism_config=parallel)
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    x = torch.ones(3, 2)
+    loss = accelerator.train_step(
+        model, x, targets=torch.zeros(3, 1), loss_function=nn.functional.mse_loss
+    )
+    before = loss.item()
+    optimizer.step()
+    with torch.no_grad():
+        assert model(x).square().mean() < before
+    return accelerator
+
+
+PIPELINES = {
+    "microbatches": _microbatches,
+    "schedule": _schedule,
+    "example_inputs": _example,
+}
+
 MESHES = {
     "dp_replicate_size": sized,
     "dp_shard_size": sized,
@@ -441,6 +493,8 @@ MESHES = {
     "sp_backend": refused("DeepSpeed", value="deepspeed"),
     "sp_handler": refused("DeepSpeed", value=object()),
     "tp_handler": _handler,
+    "pp_size": sized,
+    "pp_handler": _pipeline_handler,
 }
 
 # ---------------------------------------------------------------------- the loop
@@ -625,6 +679,7 @@ TABLE = {
     FullyShardedDataParallelPlugin: SHARDING,
     DeepSpeedPlugin: DEEPSPEED,
     ParallelismConfig: MESHES,
+    PipelineParallelConfig: PIPELINES,
     TorchTensorParallelConfig: {"enable_async_tp": refused("there")},
     TorchTensorParallelPlugin: {
         "tp_size": _old_name,

@@ -118,8 +118,8 @@ class Pipeline:
         finally:
             self._outputs = []
 
-    def _step(self, schedule: Any) -> Exception | None:
-        """Run this rank's part.
+    def _step(self, schedule: Any, **kwargs: Any) -> Exception | None:
+        """Run this rank's part; ``kwargs`` are for the schedule.
 
         Returns:
             The error of the model's own code, if there was one.
@@ -130,7 +130,7 @@ class Pipeline:
         self._index, self._outputs = 0, []
         with self.state.collective("forward of a pipeline"):
             try:
-                schedule.step()
+                schedule.step(**kwargs)
             except RuntimeError as error:
                 if isinstance(error.__cause__, Exception):  # so torch wraps what a stage raises
                     return error.__cause__
@@ -146,7 +146,7 @@ class Pipeline:
         try:
             output = self._run(args, kwargs)
         except _Leave as leave:
-            return leave.hidden.contiguous()
+            return self._sent(leave.hidden).contiguous()
         finally:
             self._received = None
         if not self.stage.is_last:
@@ -154,8 +154,16 @@ class Pipeline:
                 f"the forward ended without {self.chain.blocks[self.stage.stop - 1]}, the last "
                 f"block of rank {self.stage.rank}"
             )
+        return self._finish(output)
+
+    def _finish(self, output: Any) -> torch.Tensor:
+        """What the last stage gives the schedule for one microbatch."""
         self._outputs.append(output)
         return torch.zeros(1, device=self.state.device)
+
+    def _sent(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The hidden states as they travel."""
+        return hidden
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.has_begun = False
@@ -186,34 +194,41 @@ class Pipeline:
 
     def _schedule(self) -> Any:
         """A schedule for hidden states of this shape, with memory to receive them."""
-        from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+        from torch.distributed.pipelining import ScheduleGPipe
 
-        args, kwargs = self._measure()
-        hidden = (
-            args[self.chain.slot] if isinstance(self.chain.slot, int) else kwargs[self.chain.slot]
-        )
+        args, kwargs, hidden = self._measure()
         key = (tuple(hidden.shape), hidden.dtype, len(self._chunks))
         if key not in self._schedules:
-            inward, outward = self._stage_shapes(args, kwargs, hidden)
-            stage = PipelineStage(
-                _Part(self),
-                self.stage.rank,
-                self.state.num_processes,
-                self.state.device,
-                input_args=inward,
-                output_args=outward,
-            )
+            stage = self._new_stage(args, kwargs, hidden)
             self._schedules.clear()  # decoding repeats one shape; others would only hold memory
             self._schedules[key] = ScheduleGPipe(stage, len(self._chunks))
         return self._schedules[key]
 
-    def _measure(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """What the first block of this stage is called with, before it is."""
+    def _new_stage(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], hidden: torch.Tensor
+    ) -> Any:
+        """The rank's part as torch takes it, with memory to receive hidden states."""
+        from torch.distributed.pipelining import PipelineStage
+
+        inward, outward = self._stage_shapes(args, kwargs, hidden)
+        return PipelineStage(
+            _Part(self),
+            self.stage.rank,
+            self.state.num_processes,
+            self.state.device,
+            input_args=inward,
+            output_args=outward,
+        )
+
+    def _measure(self) -> tuple[tuple[Any, ...], dict[str, Any], torch.Tensor]:
+        """What the first block of this stage is called with, and the hidden states among it."""
         self._measuring = True
+        slot = self.chain.slot
         try:
             self._run(*self._chunks[0])
         except _Measured as measured:
-            return measured.args, measured.kwargs
+            hidden = measured.args[slot] if isinstance(slot, int) else measured.kwargs[slot]
+            return measured.args, measured.kwargs, self._sent(hidden)
         finally:
             self._measuring = False
         raise ModelError(f"the forward ended without {self.chain.blocks[self.stage.start]}")

@@ -9,6 +9,7 @@ from anydevice.engines.fsdp_options import FullyShardedDataParallelPlugin
 from anydevice.engines.megatron_options import MegatronLMPlugin
 from anydevice.engines.meshes import (
     ParallelismConfig,
+    PipelineParallelConfig,
     TorchTensorParallelConfig,
     TorchTensorParallelPlugin,
 )
@@ -29,6 +30,7 @@ __all__ = [
     "MixedPrecision",
     "OwnFiles",
     "ParallelismConfig",
+    "PipelineParallelConfig",
     "Setup",
     "TorchTensorParallelConfig",
     "TorchTensorParallelPlugin",

@@ -19,7 +19,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -29,6 +29,7 @@ from torch import nn
 from anydevice.engines.precise import Autocast
 from anydevice.engines.states import get_state, is_by_name, set_state
 from anydevice.processes import PartialState
+from anydevice.ties import find_tied_parameters
 
 __all__ = ["Engine", "OwnFiles", "Setup", "clip_grad_norm"]
 
@@ -94,6 +95,7 @@ class Engine(abc.ABC):
             ``backward`` is then told ``boundary``: whether an optimizer step follows.
         own_gradients: whether gradients are in the engine's own buffers, and not in each
             parameter's ``grad``: then they are neither weighed by items nor limited by value.
+        elsewhere: keys of the plain model's state that only other processes have.
 
     Example:
         >>> from anydevice.engines import Engine, find_engine
@@ -105,6 +107,7 @@ class Engine(abc.ABC):
     sharded: ClassVar[bool] = False
     accumulates: ClassVar[bool] = False
     own_gradients: ClassVar[bool] = False
+    elsewhere: Collection[str] = frozenset()
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
@@ -166,6 +169,10 @@ class Engine(abc.ABC):
         if optimizer is not None:
             return optimizer.load_state_dict(state)
         return self.unwrap(model).load_state_dict(state, **kwargs)
+
+    def tied_names(self, model: nn.Module) -> list[list[str]]:
+        """Names of one weight in the plain model's state, also where only one of them is here."""
+        return find_tied_parameters(self.unwrap(model))
 
 
 def clip_grad_norm(

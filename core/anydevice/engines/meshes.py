@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
 
 from anydevice.arguments import names_unknown_arguments
 from anydevice.errors import OptionError
+from anydevice.text import whole_number
 
 __all__ = [
     "ParallelismConfig",
+    "PipelineParallelConfig",
     "TorchTensorParallelConfig",
     "TorchTensorParallelPlugin",
     "mesh_of",
@@ -22,6 +24,7 @@ _SIZES: Final = {
     "dp_replicate": "dp_replicate_size",
     "dp_shard": "dp_shard_size",
     "tp": "tp_size",
+    "pp": "pp_size",
 }
 
 
@@ -77,6 +80,40 @@ class TorchTensorParallelPlugin:
 
 @names_unknown_arguments
 @dataclass
+class PipelineParallelConfig:
+    """Choices for training in a pipeline.
+
+    Args:
+        microbatches: how many parts each batch is divided into; None takes one for each stage.
+        schedule: "1f1b" (each stage goes backward as soon as it can, and holds the activations of
+            few microbatches), or "gpipe" (all forwards first), which is also taken where there are
+            fewer microbatches than stages.
+        example_inputs: what the model's forward takes: a tensor, a tuple, or a dict of keyword
+            arguments; only shapes matter. By default some are made for a transformers model. The
+            model is run once on meta with them, to see where it can be cut.
+
+    Raises:
+        OptionError: a number below one, or an unknown schedule.
+
+    Example:
+        >>> from anydevice.utils import PipelineParallelConfig
+        >>> PipelineParallelConfig(microbatches=8).schedule
+        '1f1b'
+    """
+
+    microbatches: int | None = None
+    schedule: str = "1f1b"
+    example_inputs: Any = None
+
+    def __post_init__(self) -> None:
+        if self.microbatches is not None:
+            whole_number("microbatches", self.microbatches, 1, "a number of parts of a batch")
+        if self.schedule not in ("1f1b", "gpipe"):
+            raise OptionError(f"schedule={self.schedule!r}: give '1f1b' or 'gpipe'")
+
+
+@names_unknown_arguments
+@dataclass
 class ParallelismConfig:
     """How the processes divide the work, as the sizes of a mesh; their product is their number.
 
@@ -87,6 +124,8 @@ class ParallelismConfig:
         cp_size, cp_backend, cp_handler: context parallelism, which is not there.
         sp_size, sp_backend, sp_handler: sequence parallelism, which is DeepSpeed's own.
         tp_handler: choices for tensor parallelism.
+        pp_size: processes that each hold some of the model's blocks (a pipeline).
+        pp_handler: choices for the pipeline.
 
     Raises:
         OptionError: a size below one, or a kind of parallelism that is not there.
@@ -107,15 +146,17 @@ class ParallelismConfig:
     tp_handler: TorchTensorParallelConfig | None = None
     cp_handler: Any = None
     sp_handler: Any = None
+    pp_size: int | None = field(default=None, kw_only=True)
+    pp_handler: PipelineParallelConfig | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        for field in ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size"):
-            size = getattr(self, field)
+        for name in (*_SIZES.values(), "cp_size", "sp_size"):
+            size = getattr(self, name)
             if size is None:
-                size = int(os.environ.get(f"PARALLELISM_CONFIG_{field.upper()}", "1"))
-                setattr(self, field, size)
+                size = int(os.environ.get(f"PARALLELISM_CONFIG_{name.upper()}", "1"))
+                setattr(self, name, size)
             if not isinstance(size, int) or size < 1:
-                raise OptionError(f"{field}={size!r}: give a number of processes, from 1")
+                raise OptionError(f"{name}={size!r}: give a number of processes, from 1")
         for kind, instead in (
             ("cp", "use tp_size or dp_shard_size"),
             ("sp", "it is DeepSpeed's own: use a DeepSpeedPlugin"),
@@ -139,8 +180,8 @@ class ParallelismConfig:
     def total_size(self) -> int:
         """How many processes that takes."""
         size = 1
-        for field in _SIZES.values():
-            size *= getattr(self, field)
+        for name in _SIZES.values():
+            size *= getattr(self, name)
         return size
 
     @property
@@ -151,12 +192,17 @@ class ParallelismConfig:
     @property
     def non_data_parallel_size(self) -> int:
         """How many processes work on one batch together."""
-        return self.tp_size or 1
+        return (self.tp_size or 1) * (self.pp_size or 1)
 
     @property
     def tp_enabled(self) -> bool:
         """Whether layers are divided."""
         return (self.tp_size or 1) > 1
+
+    @property
+    def pp_enabled(self) -> bool:
+        """Whether blocks are divided."""
+        return (self.pp_size or 1) > 1
 
     @property
     def dp_replicate_enabled(self) -> bool:

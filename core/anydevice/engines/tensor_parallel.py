@@ -31,11 +31,6 @@ class TensorParallelEngine(FSDP2Engine):
         """Divide each model's layers in place, then shard it over the data-parallel processes."""
         from torch.distributed.tensor.parallel import parallelize_module
 
-        if self.setup.scaler is not None:
-            raise OptionError(
-                "mixed_precision='fp16' with tp_size: the loss scaler cannot take divided and "
-                "undivided gradients together. Use 'bf16' or 'no'"
-            )
         for model in models:
             plan = plan_of(model, self.setup.mesh["tp"].size())
             with follow(model, optimizers):

@@ -26,8 +26,8 @@ from anydevice.training.project import ProjectConfiguration
 from anydevice.training.scheduler import SchedulerUnit
 from anydevice.training.setup import build_engine, read_handlers
 from anydevice.training.state import AcceleratorState
-from anydevice.training.stepping import AcceleratorStepping
 from anydevice.training.tracking import choose_trackers
+from anydevice.training.whole_steps import AcceleratorWholeSteps
 
 __all__ = ["Accelerator"]
 
@@ -35,7 +35,7 @@ _UNSET: Final[Any] = object()
 
 
 @names_unknown_arguments
-class Accelerator(AcceleratorPreparing, AcceleratorStepping, AcceleratorPersistence):
+class Accelerator(AcceleratorPreparing, AcceleratorWholeSteps, AcceleratorPersistence):
     """Makes a training loop run on one device, several processes or several machines.
 
     Args:

@@ -14,6 +14,7 @@ from anydevice.engines import (
     Engine,
     FullyShardedDataParallelPlugin,
     ParallelismConfig,
+    PipelineParallelConfig,
     Setup,
     find_engine,
 )
@@ -97,8 +98,10 @@ def build_engine(
             options[type(plugin)] = plugin
     mesh = None
     if parallel is not None:
-        mesh = parallel.build_device_mesh(state.device.type)
         _check_mesh(parallel, fsdp)
+        mesh = parallel.build_device_mesh(state.device.type)
+        if parallel.pp_handler is not None:
+            options[PipelineParallelConfig] = parallel.pp_handler
     name = engine or _choose(state, fsdp, parallel, plugins)
     setup = Setup(
         state=state._partial,
@@ -109,6 +112,8 @@ def build_engine(
         mesh=mesh,
     )
     made = find_engine(name)(setup)
+    if setup.scaler is not None:
+        setup.scaler.in_parts = made.sharded
     state.engine_name = name
     state.device_mesh = made.setup.mesh  # an engine may have its own
     state.fsdp_plugin = fsdp
@@ -130,6 +135,10 @@ def _choose(
     ]
     if len(asked) > 1:
         raise OptionError(f"plugins of several engines were given ({', '.join(asked)}): give one")
+    if parallel is not None and parallel.pp_enabled:
+        if asked:
+            raise OptionError(f"pp_size needs torch's own engines, not {asked[0]}")
+        return "pp"
     if parallel is not None and parallel.tp_enabled:
         if asked not in ([], ["fsdp2"]):
             raise OptionError(f"tp_size needs torch's own engines, not {asked[0]}")
@@ -148,6 +157,11 @@ def _choose(
 
 
 def _check_mesh(parallel: ParallelismConfig, fsdp: Any) -> None:
+    if parallel.pp_enabled and parallel.total_size != parallel.pp_size:
+        raise OptionError(
+            f"{parallel!r}: pp_size together with another size is not there. Use pp_size alone, or "
+            "dp_replicate_size, dp_shard_size and tp_size"
+        )
     if parallel.tp_enabled and parallel.dp_replicate_enabled and not parallel.dp_shard_enabled:
         raise OptionError(
             "tp_size with dp_replicate_size alone is not there: use dp_shard_size for the "

@@ -19,7 +19,6 @@ from torch.overrides import TorchFunctionMode
 from anydevice.engines import Engine
 from anydevice.errors import AnyDeviceError, CheckpointMismatchError, CheckpointNotFoundError
 from anydevice.text import list_some
-from anydevice.ties import find_tied_parameters
 from anydevice.training.checkpoints.reading import Parts, read_safetensors, read_torch, shapes_of
 from anydevice.training.checkpoints.weights import ModelFiles, numbered_name
 
@@ -48,15 +47,15 @@ def plan_model(
     module = engine.unwrap(model)
     what = f"model {index} ({type(module).__name__})"
     if parts.exist():
-        _check_parts(parts, engine.state_dict(model, full=False), module, what, strict)
+        _check_parts(parts, engine, model, what, strict)
         return lambda: _load_parts(engine, model, parts, what, strict)
     if safe.exists():
         shapes = {key: torch.empty(size, device="meta") for key, size in shapes_of(safe).items()}
-        _check_whole(module, _with_ties(module, shapes), safe, what, strict)
+        _check_whole(module, _own(engine, model, shapes), safe, what, strict)
         return lambda: _load_whole(engine, model, read_safetensors(safe), safe, what, strict)
     if plain.exists():
         state = read_torch(plain)
-        _check_whole(module, _with_ties(module, state), plain, what, strict)
+        _check_whole(module, _own(engine, model, state), plain, what, strict)
         return lambda: _load_whole(engine, model, state, plain, what, strict)
     raise CheckpointNotFoundError(
         f"{str(folder)!r} has no weights for model {index}: neither {parts.path.name}, {safe.name} "
@@ -67,7 +66,7 @@ def plan_model(
 def _load_whole(
     engine: Engine, model: nn.Module, state: dict[str, Any], file: Path, what: str, strict: bool
 ) -> None:
-    state = _with_ties(engine.unwrap(model), state)
+    state = _own(engine, model, state)
     with _fitting(file, what):
         engine.load_state_dict(model, state, strict=strict)
 
@@ -79,13 +78,13 @@ def _load_parts(engine: Engine, model: nn.Module, parts: Parts, what: str, stric
         engine.load_state_dict(model, state, strict=strict)
 
 
-def _with_ties(module: nn.Module, state: dict[str, Any]) -> dict[str, Any]:
-    """The state with all names of a weight that the file has under one of them."""
-    for names in find_tied_parameters(module):
+def _own(engine: Engine, model: nn.Module, state: dict[str, Any]) -> dict[str, Any]:
+    """The state with all names of a weight that the file has under one; no other process's."""
+    for names in engine.tied_names(model):
         have = next((name for name in names if name in state), None)
         if have is not None:
             state.update(dict.fromkeys(names, state[have]))
-    return state
+    return {name: value for name, value in state.items() if name not in engine.elsewhere}
 
 
 class _Unchanged(TorchFunctionMode):
@@ -109,14 +108,12 @@ def _check_whole(
         module.load_state_dict(dict(state), strict=strict)
 
 
-def _check_parts(
-    parts: Parts, wanted: Mapping[str, Any], module: nn.Module, what: str, strict: bool
-) -> None:
+def _check_parts(parts: Parts, engine: Engine, model: nn.Module, what: str, strict: bool) -> None:
     """See that the parts have each tensor of a model, in its shape, and no others."""
-    have = parts.shapes()
+    have, wanted = parts.shapes(), engine.state_dict(model, full=False)
     faults = [f"it has no {name}" for name in wanted if name not in have]
     if strict:
-        known = wanted.keys() | module.state_dict().keys()
+        known = {*wanted, *engine.unwrap(model).state_dict(), *engine.elsewhere}
         faults += [f"it has {name}, which the model has not" for name in have if name not in known]
     for name, value in wanted.items():
         size, shape = have.get(name), getattr(value, "shape", None)
@@ -143,7 +140,7 @@ def plan_optimizer(
     whole = folder / numbered_name(ModelFiles.optimizer, index)
     what = f"optimizer {index}"
     if parts.exist():
-        _check_names(parts, engine.unwrap(model), what)
+        _check_names(parts, engine, model, what)
 
         def load_parts() -> None:
             state = engine.state_dict(model, optimizer, full=False)
@@ -158,7 +155,8 @@ def plan_optimizer(
             f"{whole.name}. Prepare as many optimizers, in the same order, as were saved"
         )
     state = read_torch(whole, **kwargs)
-    _check_groups(state, optimizer, whole, what)
+    if not engine.elsewhere:  # else this process has a part of each group
+        _check_groups(state, optimizer, whole, what)
 
     def load() -> None:
         with _fitting(whole, what):
@@ -177,9 +175,10 @@ def _check_groups(state: Mapping[str, Any], optimizer: Any, file: Path, what: st
         )
 
 
-def _check_names(parts: Parts, module: nn.Module, what: str) -> None:
+def _check_names(parts: Parts, engine: Engine, model: nn.Module, what: str) -> None:
     """See that parts are of parameters that the model has."""
-    known = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+    here = engine.unwrap(model).named_parameters(remove_duplicate=False)
+    known = {*(name for name, _ in here), *engine.elsewhere}
     of = {
         name.removeprefix("state.").rpartition(".")[0]
         for name in parts.shapes()
