@@ -12,7 +12,11 @@ from launching import run_ranks as launch
 
 from anydevice.engines import MegatronLMPlugin
 from anydevice.errors import MissingDependencyError, OptionError
+from anydevice.launch.arguments import read_words
+from anydevice.launch.config_file import read_config
+from anydevice.launch.megatron_table import MEGATRON
 from anydevice.training import Accelerator, AcceleratorState
+from anydevice.training.environment import megatron_from_environment
 
 pytestmark = pytest.mark.xdist_group("megatron")
 
@@ -224,3 +228,67 @@ def test_a_process_that_was_started_alone_is_told_how_to_start():
     with pytest.raises(OptionError, match="anydevice launch"):
         Accelerator(cpu=True, megatron_lm_plugin=MegatronLMPlugin())
     AcceleratorState._reset_state()
+
+
+# ---------------------------------------------------------------------- the launcher
+
+
+#: What Accelerate's launcher takes, after ``--megatron_lm_``.
+PEER_FLAGS = set(EFFECTS) - {"return_logits", "other_megatron_args"} | {
+    "attention_backend",
+    "context_parallel_size",
+    "decoder_last_pipeline_num_layers",
+    "expert_model_parallel_size",
+    "expert_tensor_parallel_size",
+    "optimizer_cpu_offload",
+    "overlap_cpu_optimizer_d2h_h2d",
+    "use_custom_fsdp",
+    "use_precision_aware_optimizer",
+    "use_rotary_position_embeddings",
+}
+
+
+def test_every_field_that_a_launcher_can_give_is_a_flag_or_is_refused_there():
+    flags = {setting.name.removeprefix("megatron_lm_") for setting in MEGATRON}
+    assert flags == PEER_FLAGS - REFUSED.keys()
+    for name in PEER_FLAGS & REFUSED.keys():
+        with pytest.raises(OptionError, match=r"has no meaning here: .+"):
+            read_words([f"--megatron_lm_{name}", "2", "script.py"])
+
+
+def test_the_variables_of_each_flag_reach_the_plugin(monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_MEGATRON_LM", "true")
+    given = {
+        "tp_degree": 2,
+        "recompute_granularity": "full",
+        "recompute_method": "block",
+        "recompute_num_layers": 3,
+    }
+    for setting in MEGATRON:
+        name = setting.name.removeprefix("megatron_lm_")
+        if name not in given and name != "recompute_activations":
+            given[name] = {"int": 3, "float": 0.25, "bool": True}[setting.kind]
+        if name in given:
+            monkeypatch.setenv(setting.variable, setting.render(given[name]))
+    plugin = megatron_from_environment()
+    assert {name: getattr(plugin, name) for name in given} == given
+    monkeypatch.setenv("MEGATRON_LM_PP_DEGREE", "two")
+    with pytest.raises(OptionError, match="MEGATRON_LM_PP_DEGREE='two'"):
+        megatron_from_environment()
+    monkeypatch.setenv("MEGATRON_LM_PP_DEGREE", "2")
+    monkeypatch.setenv("MEGATRON_LM_CONTEXT_PARALLEL_SIZE", "2")
+    with pytest.raises(OptionError, match="context_parallel_size=2"):
+        megatron_from_environment()
+
+
+def test_a_configuration_file_of_the_peer_gives_the_flags(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text(
+        "distributed_type: MEGATRON_LM\n"
+        "megatron_lm_config: {megatron_lm_tp_degree: 2, megatron_lm_sequence_parallelism: true}\n"
+    )
+    assert read_config(path).values == {
+        "use_megatron_lm": True,
+        "megatron_lm_tp_degree": 2,
+        "megatron_lm_sequence_parallelism": True,
+    }

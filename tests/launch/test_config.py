@@ -145,7 +145,7 @@ def test_a_json_file_and_the_paths(home, capsys):
         ("[1, 2]", "has no keys"),
         ("a: [", "cannot be read"),
         ("compute_environment: AMAZON_SAGEMAKER", "only LOCAL_MACHINE"),
-        ("distributed_type: MEGATRON_LM", "MEGATRON_LM is not supported"),
+        ("distributed_type: TPU_POD", "TPU_POD is not supported"),
         ("mixed_precision: fp61", "mixed_precision: 'fp61' is not one of"),
         ("num_processes: none", "num_processes: 'none' is not a whole number"),
         ("fsdp_config: {fsdp_offload_params: 3}", "fsdp_config.fsdp_offload_params: 3 is neither"),

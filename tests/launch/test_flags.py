@@ -157,6 +157,49 @@ def test_the_flags_of_deepspeed_reach_deepspeed(launcher, monkeypatch):
     }
 
 
+# ---------------------------------------------------------------------- Megatron-LM
+
+MEGATRON_FLAGS = {
+    "--use_megatron_lm": {"ACCELERATE_USE_MEGATRON_LM": "true"},
+    "--megatron_lm_tp_degree 2": {"MEGATRON_LM_TP_DEGREE": "2"},
+    "--megatron-lm-pp-degree 2": {"MEGATRON_LM_PP_DEGREE": "2"},
+    "--megatron_lm_num_micro_batches 4": {"MEGATRON_LM_NUM_MICRO_BATCHES": "4"},
+    "--megatron_lm_gradient_clipping 0.5": {"MEGATRON_LM_GRADIENT_CLIPPING": "0.5"},
+    "--megatron_lm_recompute_granularity full": {"MEGATRON_LM_RECOMPUTE_GRANULARITY": "full"},
+    "--megatron_lm_recompute_method block": {"MEGATRON_LM_RECOMPUTE_METHOD": "block"},
+    "--megatron_lm_recompute_num_layers 1": {"MEGATRON_LM_RECOMPUTE_NUM_LAYERS": "1"},
+    "--megatron_lm_decoder_last_pipeline_num_layers 3": {
+        "MEGATRON_LM_DECODER_LAST_PIPELINE_NUM_LAYERS": "3"
+    },
+    "--megatron_lm_attention_dropout 0.25": {"MEGATRON_LM_ATTENTION_DROPOUT": "0.25"},
+    "--megatron_lm_hidden_dropout 0.5": {"MEGATRON_LM_HIDDEN_DROPOUT": "0.5"},
+    **{
+        f"--megatron_lm_{name} true": {f"MEGATRON_LM_{name.upper()}": "true"}
+        for name in (
+            "sequence_parallelism",
+            "recompute_activations",
+            "use_distributed_optimizer",
+            "attention_softmax_in_fp32",
+            "calculate_per_token_loss",
+            "use_rotary_position_embeddings",
+            "eod_mask_loss",
+            "no_save_optim",
+            "no_load_optim",
+        )
+    },
+}
+
+
+def test_the_flags_of_megatron_reach_the_processes(launcher, monkeypatch):
+    launcher.script("", "megatron.py")  # a package in its place
+    monkeypatch.syspath_prepend(launcher.folder)
+    flags = [word for flag in MEGATRON_FLAGS for word in flag.split(" ")]
+    assert launcher.run("--cpu", *flags, launcher.script(RECORD)) == 0
+    wanted = {k: v for variables in MEGATRON_FLAGS.values() for k, v in variables.items()}
+    environment = launcher.recorded()["0-0"]["env"]
+    assert {name: environment.get(name) for name in wanted} == wanted
+
+
 # ---------------------------------------------------------------------- output and rendezvous
 
 
@@ -227,7 +270,9 @@ ELSEWHERE = {
 
 
 def test_no_flag_is_without_a_test():
-    words = [flag.split(" ")[0].split("=")[0] for flag in (*FLAGS, *DEEPSPEED_FLAGS)]
+    words = [
+        flag.split(" ")[0].split("=")[0] for flag in (*FLAGS, *DEEPSPEED_FLAGS, *MEGATRON_FLAGS)
+    ]
     shown = {word.lstrip("-").replace("-", "_") for word in words}
     assert not shown & set(ELSEWHERE)
     assert shown | set(ELSEWHERE) == set(BY_NAME)

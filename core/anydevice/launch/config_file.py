@@ -36,7 +36,11 @@ _USUAL: Final = frozenset(
     {"compute_environment", "distributed_type", "main_training_function", "same_network", "debug"}
 )
 #: Values of ``distributed_type`` that say how, not on which device.
-_PARADIGMS: Final = {"FSDP": "use_fsdp", "DEEPSPEED": "use_deepspeed"}
+_PARADIGMS: Final = {
+    "FSDP": "use_fsdp",
+    "DEEPSPEED": "use_deepspeed",
+    "MEGATRON_LM": "use_megatron_lm",
+}
 _SECTIONS: Final = frozenset(
     key.partition(".")[0] for s in SETTINGS for key in s.keys if "." in key
 )
@@ -191,7 +195,7 @@ def _read_old(
 
 
 def _read_type(kind: Any, values: dict[str, Any], origins: dict[str, str], path: Path) -> None:
-    """``distributed_type``: FSDP, DEEPSPEED, NO, or MULTI_ and a type of device."""
+    """``distributed_type``: FSDP, DEEPSPEED, MEGATRON_LM, NO, or MULTI_ and a type of device."""
     word = str(kind or "NO").upper()  # YAML 1.1 reads a bare no as False
     if word in _PARADIGMS:
         values[_PARADIGMS[word]], origins[_PARADIGMS[word]] = True, "distributed_type"

@@ -156,11 +156,15 @@ def _check_script(settings: Resolved, script: str) -> None:
 
 
 def _check_packages(settings: Resolved) -> None:
-    if settings.get("use_deepspeed") and importlib.util.find_spec("deepspeed") is None:
-        raise MissingDependencyError(
-            f"{settings.where('use_deepspeed')} needs DeepSpeed, which is not installed: "
-            "pip install deepspeed; or use --use_fsdp, which PyTorch brings along"
-        )
+    for name, module, package in (
+        ("use_deepspeed", "deepspeed", "deepspeed"),
+        ("use_megatron_lm", "megatron", "megatron-core"),
+    ):
+        if settings.get(name) and importlib.util.find_spec(module) is None:
+            raise MissingDependencyError(
+                f"{settings.where(name)} needs {package}, which is not installed: pip install "
+                f"{package}; or use --use_fsdp, which PyTorch brings along"
+            )
 
 
 # ---------------------------------------------------------------------- devices and processes

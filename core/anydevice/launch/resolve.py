@@ -145,7 +145,7 @@ def _check(resolved: Resolved, environment: Mapping[str, str]) -> None:
             raise OptionError(
                 f"--{name} has no effect without --{needs}" + (f"; {instead}" if instead else "")
             )
-    paradigms = [n for n in ("use_fsdp", "use_deepspeed") if resolved.get(n)]
+    paradigms = [n for n in ("use_fsdp", "use_deepspeed", "use_megatron_lm") if resolved.get(n)]
     if len(paradigms) > 1:
         raise OptionError(f"{' and '.join(map(resolved.where, paradigms))}: choose one")
     world = environment.get("WORLD_SIZE", "")

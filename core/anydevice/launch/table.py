@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from anydevice.launch.engine_table import DEEPSPEED, DYNAMO, FSDP, PARALLELISM
+from anydevice.launch.megatron_table import MEGATRON
 from anydevice.launch.settings import Setting
 
 __all__ = ["BY_NAME", "SETTINGS"]
@@ -102,6 +103,12 @@ _COMMON = (
         "flag",
         "train with DeepSpeed (an optional package)",
         variable="ACCELERATE_USE_DEEPSPEED",
+    ),
+    _S(
+        "use_megatron_lm",
+        "flag",
+        "train with Megatron-LM (an optional package)",
+        variable="ACCELERATE_USE_MEGATRON_LM",
     ),
     _S("module", "flag", "the script is a module, as for python -m", short="-m"),
     _S("no_python", "flag", "the script is a program, not run by Python"),
@@ -200,5 +207,5 @@ _RUN = (
     ),
 )
 #: All settings, in the order of ``--help``.
-SETTINGS: Final = (*_COMMON, *_RUN, *DYNAMO, *FSDP, *DEEPSPEED, *PARALLELISM)
+SETTINGS: Final = (*_COMMON, *_RUN, *DYNAMO, *FSDP, *DEEPSPEED, *MEGATRON, *PARALLELISM)
 BY_NAME: Final = {setting.name: setting for setting in SETTINGS}

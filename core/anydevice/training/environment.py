@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable
 from typing import Any, Final
@@ -9,6 +10,7 @@ from typing import Any, Final
 from anydevice.engines import (
     DeepSpeedPlugin,
     FullyShardedDataParallelPlugin,
+    MegatronLMPlugin,
     ParallelismConfig,
 )
 from anydevice.errors import OptionError
@@ -18,8 +20,17 @@ __all__ = [
     "deepspeed_from_environment",
     "fsdp_from_environment",
     "is_set",
+    "megatron_from_environment",
     "parallelism_from_environment",
 ]
+
+#: How an argument of each type is read.
+_READS: Final[dict[str, Callable[[str], Any]]] = {
+    "int": int,
+    "float": float,
+    "bool": says_yes,
+    "str": str,
+}
 
 
 def is_set(name: str) -> bool:
@@ -66,6 +77,11 @@ _DEEPSPEED: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
     "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL": ("zero3_save_16bit_model", says_yes),
     "ACCELERATE_GRADIENT_CLIPPING": ("gradient_clipping", float),
 }
+_MEGATRON: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
+    f"MEGATRON_LM_{field.name.upper()}": (field.name, _READS[str(field.type).partition(" ")[0]])
+    for field in dataclasses.fields(MegatronLMPlugin)
+    if str(field.type) in ("int | None", "float | None", "bool | None", "str | None")
+}
 
 
 def _read(table: dict[str, tuple[str, Callable[[str], Any]]]) -> dict[str, Any]:
@@ -108,6 +124,15 @@ def deepspeed_from_environment() -> DeepSpeedPlugin | None:
         OptionError: a value that cannot be read, or that DeepSpeed does not know.
     """
     return DeepSpeedPlugin(**_read(_DEEPSPEED)) if is_set("ACCELERATE_USE_DEEPSPEED") else None
+
+
+def megatron_from_environment() -> MegatronLMPlugin | None:
+    """The plugin that the launcher asks for; None where it asks for none.
+
+    Raises:
+        OptionError: a value that cannot be read, or that is not there.
+    """
+    return MegatronLMPlugin(**_read(_MEGATRON)) if is_set("ACCELERATE_USE_MEGATRON_LM") else None
 
 
 def parallelism_from_environment() -> ParallelismConfig | None:

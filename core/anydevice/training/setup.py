@@ -29,6 +29,7 @@ from anydevice.training.arguments import kind_of
 from anydevice.training.environment import (
     deepspeed_from_environment,
     fsdp_from_environment,
+    megatron_from_environment,
     parallelism_from_environment,
 )
 from anydevice.training.profiling import ProfileKwargs
@@ -93,6 +94,9 @@ def build_engine(
     if plugins["deepspeed"] is None and (deepspeed := deepspeed_from_environment()) is not None:
         plugins = {**plugins, "deepspeed": deepspeed}
         state.deepspeed_plugin = deepspeed
+    if plugins["megatron"] is None and (megatron := megatron_from_environment()) is not None:
+        plugins = {**plugins, "megatron": megatron}
+        state.megatron_lm_plugin = megatron
     for plugin in (plugins["deepspeed"], plugins["megatron"]):
         if plugin is not None:
             options[type(plugin)] = plugin
