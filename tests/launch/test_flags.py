@@ -117,7 +117,7 @@ DEEPSPEED_FLAGS = {
 STAND_IN = """
     import json, os, pathlib
 
-    def initialize(model, optimizer, config):
+    def initialize(model, optimizer, config, **others):
         folder = pathlib.Path(os.environ["RECORD_FOLDER"])
         (folder / "config.json").write_text(json.dumps(config))
         return model, optimizer, None, None
