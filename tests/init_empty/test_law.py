@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import io
+import pickle
 from collections.abc import Callable
 
 import numpy as np
@@ -62,6 +65,23 @@ OPERATIONS: list[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = [
     lambda a, b: torch.randn_like(a) * b,
     lambda a, b: nn.functional.dropout(a, 0.5) + b,
     lambda a, b: torch.triu(a, 1).bfloat16().float(),
+    lambda a, b: torch.einsum("ij,jk->ik", a, b),
+    lambda a, b: a.quantile(0.5) + b,
+    lambda a, b: a.index_put((torch.tensor([0, 1]),), torch.tensor(4.0)),
+    lambda a, b: a.masked_select(b == b).view(N, N),
+    lambda a, b: torch.bucketize(a, torch.tensor([0.0, 1.0, 2.0])).float(),
+    lambda a, b: torch.linalg.inv(a.double() + 99 * torch.eye(N)).float().contiguous(),
+    lambda a, b: torch.fft.fft2(a).imag.contiguous() + b,
+    lambda a, b: torch.func.vmap(lambda row: row.sum() * b[0])(a).contiguous(),
+    lambda a, b: torch.func.grad(lambda x: (x * x).sum())(a.contiguous()),
+    lambda a, b: nn.functional.one_hot(b.nan_to_num().argmax(1), N) + a,
+    lambda a, b: copy.copy(a) + copy.deepcopy(b),
+    lambda a, b: pickle.loads(pickle.dumps(a)) - b,
+    lambda a, b: a.clone().apply_(lambda v: v + 1),
+    lambda a, b: a.clone().map_(b.clone(), lambda x, y: x - y),
+    lambda a, b: torch.from_dlpack(a.clone()),
+    lambda a, b: torch.empty(2).set_(b.contiguous().clone()) + 1,
+    lambda a, b: torch.distributions.Normal(a.nan_to_num(), 1.0).sample(),
 ]
 
 #: These change the first in place.
@@ -74,6 +94,12 @@ CHANGES: list[Callable[[torch.Tensor, torch.Tensor], object]] = [
     lambda a, b: a.normal_(),
     lambda a, b: a[::2, 1:].uniform_(),
     lambda a, b: torch.add(b, 1, out=a),
+    lambda a, b: a.__setitem__(b > 0, 3.0),
+    lambda a, b: a.__setitem__(torch.tensor([0, 1]), b[2:]),
+    lambda a, b: a.fill_diagonal_(4),
+    lambda a, b: a.index_add_(0, torch.tensor([0, 2]), b[:2]),
+    lambda a, b: a.exponential_(),
+    lambda a, b: torch._foreach_mul_([a], 2.0),
 ]
 
 numbers = st.integers(0, 999)
@@ -131,6 +157,23 @@ def test_all_but_parameters_equal_the_plain_build(program):
         assert actual[name].stride() == value.stride(), name
 
 
+def emptied(tensor: torch.Tensor) -> torch.Tensor:
+    tensor.untyped_storage().fill_(0)
+    return tensor
+
+
+def given(tensor: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
+    tensor.data = data
+    return tensor
+
+
+def saved(tensor: torch.Tensor) -> io.BytesIO:
+    file = io.BytesIO()
+    torch.save(tensor, file)
+    file.seek(0)
+    return file
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -157,6 +200,14 @@ def test_all_but_parameters_equal_the_plain_build(program):
         lambda m: torch.arange(9)[torch.arange(9) % 2 == 0],
         lambda m: nn.init.trunc_normal_(m.bias, std=0.3).detach().clone(),
         lambda m: torch.fft.fft(torch.arange(4.0)).conj(),
+        lambda m: torch.tensor([1.0, 2.0]).quantile(0.5),
+        lambda m: torch.empty(0).set_(torch.tensor([1.0, 2.0, 3.0]).untyped_storage(), 1, (2,)),
+        lambda m: emptied(torch.tensor([1.0, 2.0])),
+        lambda m: emptied(torch.ones(2)),
+        lambda m: given(torch.ones(2), torch.rand(2)).map_(torch.ones(2), lambda x, y: x + y),
+        lambda m: torch.ones(2).set_(torch.tensor([5.0, 6.0])),
+        lambda m: torch.load(saved(torch.arange(3.0)), weights_only=True),
+        lambda m: nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)).bias.detach() * 0,
     ],
 )
 @pytest.mark.filterwarnings("ignore")
@@ -222,3 +273,14 @@ def test_a_default_dtype_is_that_of_the_time():
         torch.set_default_dtype(torch.float32)
     assert module.late.dtype == module.real.dtype == torch.float64
     assert module.late.tolist() == [0, 0.5, 1]
+
+
+def test_parametrizations_of_a_parameter_stay_empty():
+    with init_empty_weights():
+        layer = nn.utils.parametrizations.orthogonal(nn.Linear(4, 4))
+        nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+    assert all(p.is_meta for p in layer.parameters())
+    plain = nn.utils.parametrizations.orthogonal(nn.Linear(4, 4))
+    assert {n: p.shape for n, p in layer.named_parameters()} == {
+        n: p.shape for n, p in plain.named_parameters()
+    }

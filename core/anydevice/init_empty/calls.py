@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 
 from anydevice.init_empty.log import Log
@@ -53,9 +54,10 @@ class CallMode(TorchFunctionMode):
         try:
             result = func(*args, **kwargs)
         except (NeedsValues, RuntimeError) as error:
+            # Kernels that read memory without an operation fail on meta with errors of their own;
+            # so do functions that make a tensor of their own, which was put off.
+            ours = log.mark() != mark or any(t in log for t in iter_tensors((args, kwargs)))
             log.roll_back(mark)
-            # Kernels that read memory without an operation fail on meta with errors of their own.
-            ours = any(tensor in log for tensor in iter_tensors((args, kwargs)))
             if not ours and not isinstance(error, NeedsValues):
                 raise
             return self.call_for_real(func, args, kwargs)
@@ -100,6 +102,8 @@ def _is_ours(mode: CallMode, tensor: Any) -> bool:
 
 
 def _device(mode: CallMode, func: Any, args: Any, kwargs: Any) -> Any:
+    if sys._getframe(2).f_globals.get("__name__") == parametrize.__name__:
+        return func(*args, **kwargs)  # compares what comes of a parameter with that
     return _CPU if _is_ours(mode, args[0]) else func(*args, **kwargs)
 
 
@@ -149,6 +153,12 @@ def _cpu(mode: CallMode, func: Any, args: Any, kwargs: Any) -> Any:
     )
 
 
+def _set_data(mode: CallMode, func: Any, args: Any, kwargs: Any) -> Any:
+    """`tensor.data = other`: the tensor sees the storage of the other from now on."""
+    mode.call(func, args, kwargs)
+    mode.log.hold(args[0])
+
+
 def _new_tensor(mode: CallMode, func: Any, args: Any, kwargs: Any) -> Any:
     """`Tensor.new_tensor` copies data without an operation that could be seen."""
     device = kwargs.get("device")
@@ -189,6 +199,7 @@ _SPECIAL: Final[dict[Any, Callable[[CallMode, Any, Any, Any], Any]]] = {
     _getter("device"): _device,
     _getter("is_cpu"): _is_on_host,
     _getter("is_meta"): _is_on_meta,
+    torch.Tensor.data.__set__: _set_data,  # type: ignore[attr-defined]
     torch.Tensor.new_tensor: _new_tensor,
     torch.Tensor.to: _to,
     torch.Tensor.cpu: _cpu,
@@ -197,10 +208,14 @@ _SPECIAL: Final[dict[Any, Callable[[CallMode, Any, Any, Any], Any]]] = {
             torch.Tensor.__array__,
             torch.Tensor.__deepcopy__,
             torch.Tensor.__dlpack__,
+            torch.Tensor.__dlpack_device__,
             torch.Tensor.__format__,
             torch.Tensor.__reduce_ex__,
             torch.Tensor.__repr__,
+            torch.Tensor.apply_,
             torch.Tensor.data_ptr,
+            torch.Tensor.map2_,
+            torch.Tensor.map_,
             torch.Tensor.new,
             torch.Tensor.numpy,
             torch.Tensor.share_memory_,

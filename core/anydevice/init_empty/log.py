@@ -105,8 +105,19 @@ class Log:
             return
         assert address is not None
         holders = self._holders.setdefault(address, [])
-        if not any(reference() is tensor for reference in holders):
+        if not self.is_held(tensor):
             holders.append(weakref.ref(tensor))
+
+    def is_held(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is known to be held by somebody."""
+        holders = self._holders.get(storage_address(tensor) or 0, ())
+        return any(reference() is tensor for reference in holders)
+
+    def follow(self, tensor: torch.Tensor, before: View) -> None:
+        """Learn that a tensor, which saw one storage, sees another from now on."""
+        if before.storage in self.owned:
+            self.keep_on_meta(tensor)
+        self.hold(tensor)
 
     def keep_on_meta(self, tensor: torch.Tensor) -> None:
         """Let the storage of a tensor stay on meta, as it is a parameter's."""

@@ -36,6 +36,7 @@ class _Traits(NamedTuple):
     draws: bool
     written: tuple[tuple[int, str], ...]
     fills: bool
+    sets_storage: bool
 
 
 #: In-place operations without tensors among their other arguments: on meta there is nothing to do.
@@ -73,6 +74,7 @@ def _traits(operation: Any) -> _Traits:
         torch.Tag.nondeterministic_seeded in operation.tags,
         written,
         schema.name in _FILLS,
+        schema.name == "aten::set_",
     )
 
 
@@ -94,6 +96,22 @@ class OperationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             args = tuple(map(_on_host, args))
             kwargs = {name: _on_host(value) for name, value in kwargs.items()}
         tensors = [*flat_tensors(args), *flat_tensors(list(kwargs.values()))]
+        if traits.sets_storage and not log.calls and log.is_held(args[0]):
+            # Alone of all, `Tensor.set_` does not come through the function mode.
+            with torch._C.DisableTorchFunction():
+                return self._dispatch(func, traits, args, kwargs, tensors)
+        return self._dispatch(func, traits, args, kwargs, tensors)
+
+    def _dispatch(
+        self,
+        func: Any,
+        traits: _Traits,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tensors: list[torch.Tensor],
+    ) -> Any:
+        """Put an operation off, or run it with values."""
+        log = self.log
         known = [tensor for tensor in tensors if tensor in log]
         if not log.is_eager and (known or (not tensors and _is_put_off(traits, kwargs))):
             try:
@@ -131,6 +149,8 @@ class OperationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         written = list(flat_tensors(kept))
         if not _can_wait(traits, kwargs) or not all(t in log for t in written):
             raise NeedsValues
+        # Torch itself also makes a tensor over a storage, to change that.
+        sees_other = traits.sets_storage and log.is_held(args[0])
         views: dict[int, Any] = {}
         stand_ins: dict[int, torch.Tensor] = {}
         for tensor in tensors:
@@ -140,6 +160,9 @@ class OperationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 views[id(tensor)] = log.view(tensor)
             elif tensor.is_meta:
                 return func(*args, **kwargs)  # not ours, and without values
+            elif sees_other:  # the two share memory afterwards
+                views[id(tensor)] = tensor.detach()
+                stand_ins[id(tensor)] = tensor.to(_META)
             elif tensor.nbytes > MAX_CONSTANT:
                 raise NeedsValues
             else:
@@ -150,12 +173,15 @@ class OperationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             real_kwargs["device"], kwargs = _CPU, {**kwargs, "device": _META}
         if traits.takes_pin_memory:
             real_kwargs["pin_memory"] = kwargs["pin_memory"] = False
+        meta_args = tuple(map(_storage_on_meta, args)) if sees_other else args
         with _undrawn(args, real_kwargs) if traits.draws else contextlib.nullcontext():
-            result = args[0] if traits.fills else _on_meta(func, args, kwargs, stand_ins)
+            result = args[0] if traits.fills else _on_meta(func, meta_args, kwargs, stand_ins)
         results = list(flat_tensors(result))
         if not all(_is_simple(tensor) for tensor in results):
             raise NeedsValues
         new = [log.view(t) if t not in log else None for t in results]
+        if sees_other:
+            log.follow(args[0], views[id(args[0])])
         writes = {log.view(t).storage for t in written} | {v.storage for v in new if v is not None}
         if writes:
             log.append(
@@ -175,6 +201,12 @@ class OperationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _on_host(argument: Any) -> Any:
     return _CPU if isinstance(argument, torch.device) and argument == _META else argument
+
+
+def _storage_on_meta(argument: Any) -> Any:
+    if not isinstance(argument, torch.UntypedStorage):
+        return argument
+    return torch.UntypedStorage(argument.nbytes(), device="meta")  # type: ignore[no-untyped-call]
 
 
 def _is_simple(tensor: torch.Tensor) -> bool:
