@@ -92,7 +92,7 @@ class AlignedCalls(ModelHook):
                 module are not where it runs; or a weight was never loaded. The message names them.
         """
         for children, expected in self._watched:
-            if tuple(children.values()) != expected:
+            if (children or expected) and tuple(children.values()) != expected:
                 uninterrupted(lambda: self._regroup(module))
                 break
         group = self.group

@@ -78,7 +78,7 @@ def are_there(args: Args, kwargs: Kwargs, target: torch.device | None) -> bool:
                 return False
         elif not all_on_device(item, target):
             return False
-    for item in kwargs.values():
+    for item in kwargs.values() if kwargs else ():
         if type(item) is torch.Tensor:
             if item.device != target:
                 return False

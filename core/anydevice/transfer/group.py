@@ -106,7 +106,7 @@ class OffloadGroup:
         """Whether no weight has to be copied; asked at every call."""
         device, dtype, resident = self._torch_device, self.compute_dtype, self._engine.resident
         for table in self._tables or self._find_tables():
-            for tensor in table.values():
+            for tensor in table.values() if table else ():
                 if tensor is not None and (
                     tensor.device != device
                     or (dtype is not None and tensor.dtype != dtype and tensor.is_floating_point())
