@@ -28,6 +28,7 @@ __all__ = [
     "parse_device",
     "resolve_device",
     "same_devices",
+    "synchronize",
 ]
 
 #: Any spelling of a device.
@@ -144,6 +145,13 @@ def same_devices(mapping: Mapping[Any, V], what: str) -> dict[Device, V]:
 def first_accelerator(devices: Iterable[Device]) -> Device | None:
     """The first of ``devices`` that is an accelerator."""
     return next((device for device in devices if device.is_accelerator), None)
+
+
+def synchronize(devices: Iterable[DeviceLike]) -> None:
+    """Wait for all that is queued on those of some devices that are accelerators."""
+    for device in dict.fromkeys(map(parse_device, devices)):
+        if device.is_accelerator and device.index is not None:
+            registry.get_backend(device.type).synchronize(device.index)
 
 
 def _is_integer(value: Any) -> bool:

@@ -11,8 +11,7 @@ from collections.abc import Iterable
 
 import torch
 
-from anydevice import registry
-from anydevice.devices import CPU, Device, parse_device
+from anydevice.devices import CPU, Device, parse_device, synchronize
 from anydevice.interrupts import check, uninterrupted
 from anydevice.optimizer_state import note_moved
 from anydevice.tensors import move_tensor
@@ -70,8 +69,7 @@ class Relocation:
 
     def commit(self) -> None:
         """Put all values into the model."""
-        for device in self._devices:
-            _synchronize(device)
+        synchronize(self._devices)
         note_moved(
             tensor
             for weight, _, _ in self._values
@@ -86,7 +84,7 @@ class Relocation:
         """Wait for what the caller has queued on a device, perhaps on a stream of its own."""
         if device not in self._devices:
             self._devices.add(device)
-            _synchronize(device)
+            synchronize([device])
 
 
 def move_weights(weights: Iterable[Weight]) -> None:
@@ -104,8 +102,3 @@ def move_weights(weights: Iterable[Weight]) -> None:
         relocation.commit()
 
     uninterrupted(move)
-
-
-def _synchronize(device: Device) -> None:
-    if device.is_accelerator and device.index is not None:
-        registry.get_backend(device.type).synchronize(device.index)

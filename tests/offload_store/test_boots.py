@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from anydevice.errors import OffloadStoreError
-from anydevice.offload_store import manifest, reuse, store
+from anydevice.offload_store import manifest, reuse
 from anydevice.offload_store.manifest import DATA_PREFIX, LOCK_NAME, MANIFEST_NAME, Manifest
 from anydevice.offload_store.store import open_store, write_store
 
@@ -21,7 +21,7 @@ def known_boot(monkeypatch):
 
 
 def boot(monkeypatch, name):
-    for module in (manifest, reuse, store):
+    for module in (manifest, reuse):
         monkeypatch.setattr(module, "current_boot", lambda: name)
 
 

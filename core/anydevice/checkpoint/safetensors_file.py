@@ -18,7 +18,7 @@ from anydevice.checkpoint.mapped import MappedFile
 from anydevice.checkpoint.strict_json import LARGEST_JSON, parse_json
 from anydevice.errors import CorruptCheckpointError
 
-__all__ = ["looks_like_safetensors", "read_header", "what_text_it_is"]
+__all__ = ["DTYPES", "looks_like_safetensors", "read_header", "what_text_it_is"]
 
 _LENGTH_BYTES: Final = 8
 _METADATA: Final = "__metadata__"
@@ -53,7 +53,7 @@ _NAMES: Final[dict[str, tuple[str, int]]] = {
     "C64": ("complex64", 64),
 }
 #: With torch's dtypes: it may be too old for some, and has no 6-bit floats at all.
-_DTYPES: Final[dict[str, tuple[torch.dtype | None, int]]] = {
+DTYPES: Final[dict[str, tuple[torch.dtype | None, int]]] = {
     spelled: (getattr(torch, name, None), bits) for spelled, (name, bits) in _NAMES.items()
 }
 
@@ -146,7 +146,7 @@ def _info(file: MappedFile, name: str, entry: Any, data_start: int) -> TensorInf
 
 
 def _dtype(file: MappedFile, name: str, spelled: Any) -> tuple[torch.dtype, int]:
-    dtype, bits = _DTYPES.get(spelled, (None, 0)) if type(spelled) is str else (None, 0)
+    dtype, bits = DTYPES.get(spelled, (None, 0)) if type(spelled) is str else (None, 0)
     if dtype is None:
         if not bits:
             raise _corrupt(file, f"tensor {name!r:.200} has the unknown dtype {spelled!r:.50}")

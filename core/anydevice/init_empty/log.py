@@ -12,14 +12,14 @@ from __future__ import annotations
 import weakref
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import nn
 
 from anydevice.init_empty.draws import Draws
 from anydevice.init_empty.real_storages import RealStorages
-from anydevice.init_empty.steps import Step, View, flat_tensors
+from anydevice.init_empty.steps import Step, View, flat_tensors, map_call
 from anydevice.tensors import storage_address
 
 __all__ = ["MAX_CONSTANT", "Log"]
@@ -231,7 +231,8 @@ class Log:
         try:
             if default is not step.default_dtype:
                 torch.set_default_dtype(step.default_dtype)
-            results = step.function(*self._real.args(step.args), **self._real.kwargs(step.kwargs))
+            args, kwargs = map_call(self._real.tensor, step.args, step.kwargs, View)
+            results = step.function(*args, **kwargs)
         finally:
             if default is not step.default_dtype:
                 torch.set_default_dtype(default)
@@ -260,14 +261,13 @@ class Log:
     def _release(self, storage: int) -> None:
         """Forget a storage; steps that are still to read it get a copy."""
 
-        def copied(arg: Any) -> Any:
-            if type(arg) is View and arg.storage == storage:
-                return self._real.tensor(arg).clone(memory_format=torch.preserve_format)
-            return type(arg)(map(copied, arg)) if type(arg) in (list, tuple) else arg
+        def copied(view: View) -> View | torch.Tensor:
+            if view.storage != storage:
+                return view
+            return self._real.tensor(view).clone(memory_format=torch.preserve_format)
 
         for step in self._readers.pop(storage, ()):
-            step.args = tuple(map(copied, step.args))
-            step.kwargs = {name: copied(value) for name, value in step.kwargs.items()}
+            step.args, step.kwargs = map_call(copied, step.args, step.kwargs, View)
             step.reads.discard(storage)
         self._real.pop(storage, None)
         self._anchors.pop(storage, None)

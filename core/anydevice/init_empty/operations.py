@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from anydevice.init_empty.log import MAX_CONSTANT, Log
-from anydevice.init_empty.steps import Step, View, flat_tensors
+from anydevice.init_empty.steps import Step, View, flat_tensors, map_call
 from anydevice.tensors import PLAIN_TYPES
 
 __all__ = ["NeedsValues", "OperationMode"]
@@ -122,8 +122,7 @@ class OperationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if traits.draws and log.calls and not log.is_eager:
             raise NeedsValues  # a call that runs once more must not draw twice
         if known:
-            args = tuple(_map_flat(self._value, arg) for arg in args)
-            kwargs = {name: _map_flat(self._value, value) for name, value in kwargs.items()}
+            args, kwargs = map_call(self._value, args, kwargs, torch.Tensor)
         if traits.draws:
             log.catch_up(_generator(args, kwargs))
         return func(*args, **kwargs)
@@ -187,8 +186,7 @@ class OperationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             log.append(
                 Step(
                     func,
-                    tuple(_map_flat(lambda t: views[id(t)], arg) for arg in args),
-                    {n: _map_flat(lambda t: views[id(t)], v) for n, v in real_kwargs.items()},
+                    *map_call(lambda t: views[id(t)], args, real_kwargs, torch.Tensor),
                     new,
                     {v.storage for v in views.values() if type(v) is View},
                     writes,
@@ -219,12 +217,7 @@ def _on_meta(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], stand_ins: dict[int, torch.Tensor]
 ) -> Any:
     if stand_ins:
-
-        def swap(tensor: torch.Tensor) -> torch.Tensor:
-            return stand_ins.get(id(tensor), tensor)
-
-        args = tuple(_map_flat(swap, arg) for arg in args)
-        kwargs = {name: _map_flat(swap, value) for name, value in kwargs.items()}
+        args, kwargs = map_call(lambda t: stand_ins.get(id(t), t), args, kwargs, torch.Tensor)
     try:
         return func(*args, **kwargs)
     except Exception:  # noqa: BLE001 - no meta kernel, or values are needed: a real run tells
@@ -257,11 +250,3 @@ def _can_wait(traits: _Traits, kwargs: Mapping[str, Any]) -> bool:
 def _generator(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Generator:
     given = next((a for a in (*args, *kwargs.values()) if isinstance(a, torch.Generator)), None)
     return given if given is not None else torch.default_generator
-
-
-def _map_flat(function: Callable[[torch.Tensor], Any], arg: Any) -> Any:
-    if isinstance(arg, torch.Tensor):
-        return function(arg)
-    if isinstance(arg, (list, tuple)):
-        return type(arg)(_map_flat(function, item) for item in arg)
-    return arg

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from anydevice.errors import ModelError
@@ -47,18 +45,3 @@ class RealStorages(dict[int, torch.UntypedStorage]):
         tensor = base.set_(storage, view.offset, view.size, view.stride)
         tensor = torch._neg_view(tensor) if view.is_neg else tensor
         return tensor.conj() if view.is_conj else tensor
-
-    def args(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Arguments of a step, with tensors in place of views."""
-        return tuple(self._arg(arg) for arg in args)
-
-    def kwargs(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Keyword arguments of a step, with tensors in place of views."""
-        return {name: self._arg(value) for name, value in kwargs.items()}
-
-    def _arg(self, arg: Any) -> Any:
-        if type(arg) is View:
-            return self.tensor(arg)
-        if type(arg) in (list, tuple):
-            return type(arg)(self._arg(item) for item in arg)
-        return arg

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["Step", "View", "flat_tensors"]
+__all__ = ["Step", "View", "flat_tensors", "map_call"]
 
 
 class View(NamedTuple):
@@ -59,3 +59,16 @@ def flat_tensors(data: Any) -> Iterator[torch.Tensor]:
             yield item
         elif isinstance(item, (list, tuple)):
             yield from flat_tensors(item)
+
+
+def map_call(
+    function: Callable[[Any], Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], kind: type
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments of a call with everything of a kind replaced, in lists and tuples too."""
+
+    def mapped(arg: Any) -> Any:
+        if isinstance(arg, kind):
+            return function(arg)
+        return type(arg)(map(mapped, arg)) if type(arg) in (list, tuple) else arg
+
+    return tuple(map(mapped, args)), {name: mapped(value) for name, value in kwargs.items()}

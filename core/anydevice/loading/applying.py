@@ -20,7 +20,7 @@ from torch import nn
 
 from anydevice import registry
 from anydevice.checkpoint.checkpoint import Checkpoint
-from anydevice.devices import CPU, DISK
+from anydevice.devices import CPU, DISK, synchronize
 from anydevice.errors import AnyDeviceError, CheckpointError, DoesNotFitError
 from anydevice.interrupts import check
 from anydevice.loading.converting import convert, source_for_disk
@@ -186,9 +186,7 @@ class Loading:
 
     def _synchronize(self) -> None:
         """Wait for the devices: the caller's thread may use other streams than this one."""
-        for device in {t.device for t in self.plan.targets if t.device.is_accelerator}:
-            if device.index is not None:
-                registry.get_backend(device.type).synchronize(device.index)
+        synchronize(target.device for target in self.plan.targets)
 
     # ------------------------------------------------------------------ values
 

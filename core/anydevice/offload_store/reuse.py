@@ -23,7 +23,7 @@ from anydevice.offload_store.mapping import OffloadStore
 from anydevice.offload_store.tensor_bytes import Storable, WeightSource, checksum
 from anydevice.offload_store.writing import write_atomically
 
-__all__ = ["find_damaged", "find_usable", "note_verified", "place_in_file"]
+__all__ = ["find_damaged", "find_usable", "place_in_file"]
 
 
 def find_usable(folder: Path, tensors: Mapping[str, Storable]) -> Manifest:
@@ -38,11 +38,8 @@ def find_usable(folder: Path, tensors: Mapping[str, Storable]) -> Manifest:
         return Manifest({})
     whole = {file for file in manifest.files if _is_whole(file, folder)}
     entries = {name: e for name, e in manifest.entries.items() if e.file in whole}
-    if manifest.boot != current_boot():
-        damaged = find_damaged(OffloadStore(folder, Manifest(entries)))
-        entries = {name: entry for name, entry in entries.items() if name not in damaged}
-        if len(entries) == len(manifest.entries):
-            note_verified(folder, manifest)
+    damaged = find_damaged(folder, Manifest(entries, manifest.boot))
+    entries = {name: entry for name, entry in entries.items() if name not in damaged}
     difference = _difference(OffloadStore(folder, manifest), tensors)
     if difference is not None:
         raise OffloadStoreError(
@@ -60,9 +57,11 @@ def _is_whole(file: StoredFile, folder: Path) -> bool:
     return True
 
 
-def find_damaged(store: OffloadStore) -> set[str]:
-    """The weights whose bytes are not those that were written."""
-    damaged = set()
+def find_damaged(folder: Path, manifest: Manifest) -> set[str]:
+    """The weights whose bytes are not those that were written; looked at once in each boot."""
+    if manifest.boot == current_boot():
+        return set()
+    store, damaged = OffloadStore(folder, manifest), set()
     known: dict[tuple[str, int, int], str] = {}  # tied weights are read once
     for name, entry in store.manifest.entries.items():
         if entry.checksum is not None:
@@ -72,17 +71,17 @@ def find_damaged(store: OffloadStore) -> set[str]:
                 known[place] = checksum(store[name])
             if known[place] != entry.checksum:
                 damaged.add(name)
+    if not damaged:
+        _note_verified(folder, manifest)
     return damaged
 
 
-def note_verified(folder: Path, manifest: Manifest) -> Manifest:
-    """Name this boot in the manifest, unless another process has the folder or it is read-only."""
-    verified = Manifest(manifest.entries)
+def _note_verified(folder: Path, manifest: Manifest) -> None:
+    """Name this boot in the folder's manifest, if it is this one and can be written to now."""
     lock = filelock.FileLock(folder / LOCK_NAME)
     with contextlib.suppress(OSError, filelock.Timeout), lock.acquire(timeout=0):
         if (folder / MANIFEST_NAME).read_bytes() == manifest.dump():
-            write_atomically(folder / MANIFEST_NAME, verified.dump())
-    return verified
+            write_atomically(folder / MANIFEST_NAME, Manifest(manifest.entries).dump())
 
 
 def _difference(store: OffloadStore, tensors: Mapping[str, Storable]) -> str | None:

@@ -30,8 +30,7 @@ from typing import Final
 import filelock
 import torch
 
-from anydevice import registry
-from anydevice.devices import parse_device
+from anydevice.devices import synchronize
 from anydevice.errors import AnyDeviceError, OffloadStoreError, OptionError
 from anydevice.interrupts import check, uninterrupted
 from anydevice.offload_store.manifest import (
@@ -40,15 +39,9 @@ from anydevice.offload_store.manifest import (
     Entry,
     Manifest,
     StoredFile,
-    current_boot,
 )
 from anydevice.offload_store.mapping import OffloadStore
-from anydevice.offload_store.reuse import (
-    find_damaged,
-    find_usable,
-    note_verified,
-    place_in_file,
-)
+from anydevice.offload_store.reuse import find_damaged, find_usable, place_in_file
 from anydevice.offload_store.tensor_bytes import Storable, WeightSource, require_storable
 from anydevice.offload_store.writing import (
     nothing_left_on_error,
@@ -71,10 +64,12 @@ def open_store(folder: str | os.PathLike[str]) -> OffloadStore:
         OffloadStoreError: the folder is not complete, or a file that it names is gone, has changed
             or was damaged when the machine stopped.
 
-    Example::
-
-        store = open_store("offload")
-        store["layers.0.weight"]  # a view of the file
+    Example:
+        >>> import torch
+        >>> from anydevice.offload_store import open_store, write_store
+        >>> _ = write_store("offload", {"x": torch.ones(2)})
+        >>> open_store("offload")["x"]  # a view of the file
+        tensor([1., 1.])
     """
     path = require_folder(folder)
     try:
@@ -87,15 +82,13 @@ def open_store(folder: str | os.PathLike[str]) -> OffloadStore:
         ) from None
     for file in manifest.files:
         file.check(path)
-    if manifest.boot != current_boot():
-        damaged = find_damaged(OffloadStore(path, manifest))
-        if damaged:
-            raise OffloadStoreError(
-                f"the offload store {path} is damaged: {len(damaged)} weights, {min(damaged)!r} "
-                "among them, differ from their checksums, since the machine stopped before they "
-                "were on the disk. Offload the model again."
-            )
-        manifest = uninterrupted(lambda: note_verified(path, manifest))
+    damaged = uninterrupted(lambda: find_damaged(path, manifest))
+    if damaged:
+        raise OffloadStoreError(
+            f"the offload store {path} is damaged: {len(damaged)} weights, {min(damaged)!r} among "
+            "them, differ from their checksums, since the machine stopped before they were on the "
+            "disk. Offload the model again."
+        )
     return OffloadStore(path, manifest)
 
 
@@ -122,15 +115,17 @@ def write_store(
         OffloadStoreError: the folder holds other weights, or a weight cannot be stored.
         DiskFullError: the disk is full, or a limit of the system is reached.
 
-    Example::
-
-        store = write_store("offload", model.state_dict())
-        store["layers.0.weight"]  # a view of the file
+    Example:
+        >>> from torch import nn
+        >>> from anydevice.offload_store import write_store
+        >>> store = write_store("offload", nn.Linear(2, 3).state_dict())
+        >>> store["weight"].shape  # a view of the file
+        torch.Size([3, 2])
     """
     path = require_folder(folder)
     for name, value in tensors.items():
         require_storable(name, value)
-    _synchronize(tensors)
+    synchronize(v.device for v in tensors.values() if isinstance(v, torch.Tensor))
     manifest = uninterrupted(lambda: _find_or_write(path, tensors, point))
     return OffloadStore(path, Manifest({name: manifest.entries[name] for name in tensors}))
 
@@ -148,14 +143,6 @@ def require_folder(folder: str | os.PathLike[str]) -> Path:
     if not text:
         raise OptionError("the offload folder is an empty string: name a folder, such as 'offload'")
     return Path(text).absolute()
-
-
-def _synchronize(tensors: Mapping[str, Storable]) -> None:
-    """Wait for what is queued on the devices of the weights: another thread reads them."""
-    devices = {v.device for v in tensors.values() if isinstance(v, torch.Tensor)}
-    for device in map(parse_device, devices):
-        if device.is_accelerator and device.index is not None:
-            registry.get_backend(device.type).synchronize(device.index)
 
 
 def _find_or_write(folder: Path, tensors: Mapping[str, Storable], point: bool) -> Manifest:

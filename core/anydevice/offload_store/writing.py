@@ -22,6 +22,7 @@ from typing import Final
 
 import torch
 
+from anydevice.checkpoint.safetensors_file import DTYPES
 from anydevice.errors import DiskFullError
 from anydevice.interrupts import check
 from anydevice.offload_store.manifest import DATA_PREFIX, MANIFEST_NAME, Entry, StoredFile
@@ -47,38 +48,13 @@ _TEMPORARY: Final = ".tmp"
 _ALIGNMENT: Final = 64
 
 #: The names of dtypes in safetensors files. Others are stored as bytes; the manifest knows better.
-_SAFETENSORS_NAMES: Final = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint64: "U64",
-    torch.uint32: "U32",
-    torch.uint16: "U16",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-    torch.complex64: "C64",
-}
+_SAFETENSORS_NAMES: Final = {dtype: name for name, (dtype, bits) in DTYPES.items() if bits >= 8}
 
 
 def write_files(
     folder: Path, kept: Collection[str], values: Mapping[str, Storable]
 ) -> dict[str, Entry]:
     """Write weights to new files in ``folder``, none named as one ``kept``; tied ones once.
-
-    Args:
-        folder: that is there.
-        kept: file names.
-        values: by name.
-
-    Returns:
-        Where each weight is.
 
     Raises:
         OSError: the system refused.
