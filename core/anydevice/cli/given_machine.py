@@ -8,9 +8,9 @@ from collections import Counter
 from typing import Final
 
 from anydevice.errors import BudgetError
-from anydevice.text import parse_bytes
+from anydevice.text import read_bytes
 
-__all__ = ["HOST", "Machine", "read_machine", "read_size"]
+__all__ = ["HOST", "Machine", "read_machine"]
 
 HOST: Final = "cpu"
 
@@ -52,18 +52,6 @@ def read_machine(args: argparse.Namespace) -> Machine:
         kinds[kind] += 1
         if label in names.values():
             raise BudgetError(f"--device {word!r}: {label} is named twice")
-        budgets[number], names[number] = read_size("--device", word, size), label
-    budgets[HOST] = read_size("--cpu", args.cpu, args.cpu) if args.cpu is not None else 0
+        budgets[number], names[number] = read_bytes(size, f"--device {word}"), label
+    budgets[HOST] = read_bytes(args.cpu, f"--cpu {args.cpu}") if args.cpu is not None else 0
     return Machine(budgets, names)
-
-
-def read_size(option: str, word: str, size: str) -> int:
-    """Read a size in bytes.
-
-    Raises:
-        BudgetError: it cannot be read; the message names the option and the word.
-    """
-    try:
-        return parse_bytes(size)
-    except BudgetError as error:
-        raise BudgetError(f"{option} {word}: {error}") from None

@@ -13,7 +13,7 @@ from typing import Any, Final
 from torch import nn
 
 from anydevice.cli.empty_model import add_model_arguments, held_dtype, read_empty_model
-from anydevice.cli.given_machine import HOST, Machine, read_machine, read_size
+from anydevice.cli.given_machine import HOST, Machine, read_machine
 from anydevice.cli.network import cache_only_when_unreachable
 from anydevice.cli.plan_hosts import HostsRequest, plan_hosts, read_link
 from anydevice.cli.running import Running, add_caches, read_running
@@ -21,6 +21,7 @@ from anydevice.cli.text import size_text, table
 from anydevice.errors import OptionError
 from anydevice.placement import Placement, PlacementOptions, resolve_device_map
 from anydevice.placement.pictures import picture_path
+from anydevice.text import read_bytes
 
 __all__ = ["HINTS", "prepare", "register"]
 
@@ -120,7 +121,7 @@ def _for_hosts(args: argparse.Namespace, machine: Machine, running: Running) -> 
         machine.budgets,
         running.activations,
         running.cache,
-        args.disk is None or read_size("--disk", args.disk, args.disk) > 0,
+        args.disk is None or read_bytes(args.disk, f"--disk {args.disk}") > 0,
     )
 
 
@@ -137,7 +138,7 @@ def _plan(
     main device is too small for that, it rests with the layer.
     """
     add_caches(model, running)
-    options: dict[str, Any] = {} if disk is None else {"disk": read_size("--disk", disk, disk)}
+    options: dict[str, Any] = {} if disk is None else {"disk": read_bytes(disk, f"--disk {disk}")}
     if running.activations and machine.budgets is not None:
         options["headroom"] = {
             key: min(running.activations, int(size))

@@ -29,7 +29,7 @@ from anydevice.errors import (
 from anydevice.nested import iter_tensors
 from anydevice.pretrained import from_pretrained
 from anydevice.pretrained.inputs import synthetic_batch
-from anydevice.text import parse_bytes
+from anydevice.text import read_bytes
 
 __all__ = ["import_transformers", "prepare", "register"]
 
@@ -183,10 +183,7 @@ def _budgets(words: list[str]) -> dict[int | str, int | str] | None:
         device, equals, size = word.rpartition("=")
         if not equals or not device:
             raise BudgetError(f"--max-memory {word!r}: write DEVICE=SIZE, such as 0=10GiB")
-        try:
-            parse_bytes(size)
-        except BudgetError as error:
-            raise BudgetError(f"--max-memory {word!r}: {error}") from None
+        read_bytes(size, f"--max-memory {word!r}")
         budgets[int(device) if device.isdecimal() else device] = size
     return budgets or None
 

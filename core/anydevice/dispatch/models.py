@@ -18,7 +18,7 @@ from anydevice.hooks.cpu_offload import CpuOffload
 from anydevice.hooks.execution_plan import ExecutionPlan
 from anydevice.hooks.grouping import attach_groups
 from anydevice.hooks.other_processes import prepare_torch
-from anydevice.hooks.registration import remove_hooks_of_kind
+from anydevice.hooks.registration import remove_matching_hooks
 from anydevice.hooks.state import align_hook_of
 from anydevice.interrupts import uninterrupted
 from anydevice.optimizer_state import move_optimizer_state
@@ -204,7 +204,7 @@ def _remove_old_hooks(model: nn.Module) -> None:
         hook = align_hook_of(module)
         if hook is not None:
             hook.resident_buffers = frozenset()  # just decided again
-    remove_hooks_of_kind(model, AlignDevicesHook, CpuOffload)
+        remove_matching_hooks(module, lambda h: isinstance(h, (AlignDevicesHook, CpuOffload)))
 
 
 def _resident_buffers(resolved: ResolvedPlacement) -> list[str]:

@@ -80,13 +80,14 @@ class CpuOffload(ModelHook):
 
     def detach_hook(self, module: nn.Module) -> nn.Module:
         """Remove the hooks of the parts; the model stays where it is."""
+
+        def is_of_part(hook: ModelHook) -> bool:
+            return isinstance(hook, _CpuOffloadPart) and hook.whole is self
+
         for _, part in iter_modules(module):
             if part is not module:
-                remove_matching_hooks(part, self._is_of_part)
+                remove_matching_hooks(part, is_of_part)
         return module
-
-    def _is_of_part(self, hook: ModelHook) -> bool:
-        return isinstance(hook, _CpuOffloadPart) and hook.whole is self
 
     def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Args, Kwargs]:
         """Offload the previous model; load this one and its inputs onto the device."""

@@ -16,7 +16,6 @@ __all__ = [
     "add_hook_to_module",
     "remove_hook_from_module",
     "remove_hook_from_submodules",
-    "remove_hooks_of_kind",
     "remove_matching_hooks",
 ]
 
@@ -126,16 +125,6 @@ def remove_hook_from_submodules(module: nn.Module) -> None:
         False
     """
     remove_hook_from_module(module, recurse=True)
-
-
-def remove_hooks_of_kind(model: nn.Module, *kinds: type[ModelHook]) -> None:
-    """Remove hooks of some classes from a model and its submodules; all others stay."""
-
-    def remove() -> None:
-        for _, module in iter_modules(model):
-            remove_matching_hooks(module, lambda hook: isinstance(hook, kinds))
-
-    uninterrupted(remove)
 
 
 def remove_matching_hooks(module: nn.Module, matches: Callable[[ModelHook], bool]) -> None:

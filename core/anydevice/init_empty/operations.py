@@ -113,7 +113,9 @@ class OperationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Put an operation off, or run it with values."""
         log = self.log
         known = [tensor for tensor in tensors if tensor in log]
-        if not log.is_eager and (known or (not tensors and _is_put_off(traits, kwargs))):
+        if not log.is_eager and (
+            known or (not tensors and traits.takes_device and _can_wait(traits, kwargs))
+        ):
             try:
                 return self._put_off(func, traits, args, kwargs, tensors)
             except NeedsValues:
@@ -234,11 +236,6 @@ def _undrawn(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[None]
     finally:
         for generator, state in states:
             generator.set_state(state)
-
-
-def _is_put_off(traits: _Traits, kwargs: Mapping[str, Any]) -> bool:
-    """Whether an operation without tensors is a factory on the host."""
-    return traits.takes_device and _can_wait(traits, kwargs)
 
 
 def _can_wait(traits: _Traits, kwargs: Mapping[str, Any]) -> bool:

@@ -41,7 +41,9 @@ def require_loadable(
     require_match(plan, model, source, strict=options.strict, allow_missing=options.allow_missing)
     if written:
         _require_folder(options.offload_folder, written)
-    _warn_of_unexpected(model, source, plan.unexpected)
+    if plan.unexpected:
+        names, kind = list_some(plan.unexpected), type(model).__name__
+        _log.warning("%s has no place for %s of %s", kind, names, source)
     if plan.left_on_meta:
         names = list_some(plan.left_on_meta)
         _log.warning("%s of %s stay on meta: %s has none", names, type(model).__name__, source)
@@ -70,9 +72,3 @@ def _require_folder(folder: str | os.PathLike[str] | None, targets: Sequence[Tar
         f"{len(targets)} weights are placed on the disk and must be written first ({first.name} is "
         f"{why}): give offload_folder=, or keep the file's dtype with dtype='auto'"
     )
-
-
-def _warn_of_unexpected(model: nn.Module, source: str, names: list[str]) -> None:
-    """Say once that the checkpoint has more than the model."""
-    if names:
-        _log.warning("%s has no place for %s of %s", type(model).__name__, list_some(names), source)

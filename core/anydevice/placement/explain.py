@@ -32,18 +32,14 @@ def table(facts: Facts) -> str:
 
 def explain(facts: Facts) -> str:
     """Say why each block is where it is: one line for each run of blocks with one reason."""
-    lines = [_headline(facts)]
+    total = format_bytes(sum(share.used for share in facts.shares.values()))
+    lines = [f"{facts.model}: {total} in {len(facts.blocks)} blocks"]
     for (device, reason), group in groupby(facts.blocks, lambda p: (p.device, _reason(facts, p))):
         blocks = list(group)
         size = format_bytes(sum(p.size for p in blocks))
         lines.append(f"  {facts.shares[device].key}: {_span(blocks)} ({size}): {reason}")
     lines += [f"  {line}" for line in _kept(facts)]
     return "\n".join(lines)
-
-
-def _headline(facts: Facts) -> str:
-    total = format_bytes(sum(share.used for share in facts.shares.values()))
-    return f"{facts.model}: {total} in {len(facts.blocks)} blocks"
 
 
 def _span(blocks: list[Placed]) -> str:
