@@ -35,9 +35,22 @@ NEEDS = {
 }
 
 
+#: What people use that the pages of the reference do not list.
+OTHERS = {
+    "anydevice.checkpoint": ["Checkpoint", "fetch_checkpoint", "open_checkpoint"],
+    "anydevice.offload_store": ["open_store", "write_store"],
+    "anydevice.placement": ["DeviceMap", "Placement", "find_blocks", "resolve_device_map"],
+    "anydevice.transfer": ["Engine", "copy_batch", "profile_transfers"],
+}
+
+
 def public_things():
     """Each public function and class once, by its shortest name; of errors only the base."""
     found = {}
+    for module, names in OTHERS.items():
+        for name in names:
+            thing = getattr(importlib.import_module(module), name)
+            found[id(thing)] = (name, thing)
     for name in dict.fromkeys(["anydevice", *reference.MODULES]):
         module = importlib.import_module(name)
         for offered in module.__all__:

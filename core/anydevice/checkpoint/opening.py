@@ -40,6 +40,14 @@ def open_checkpoint(
         CorruptCheckpointError: a file contradicts itself; the message names it.
         UnsafeCheckpointError: reading it would leave its folder, or run code.
         OptionError: an argument is not a string or path.
+
+    Example:
+        >>> import torch
+        >>> from safetensors.torch import save_file
+        >>> from anydevice.checkpoint import open_checkpoint
+        >>> save_file({"x": torch.ones(2, 3)}, "model.safetensors")
+        >>> open_checkpoint("model.safetensors")["x"].shape
+        (2, 3)
     """
     require_text(revision=revision, variant=variant, subfolder=subfolder)
     text = _as_text(checkpoint)
@@ -105,6 +113,11 @@ def fetch_checkpoint(
 
     Raises:
         CheckpointNotFoundError: there is none.
+
+    Example:
+        >>> from anydevice.checkpoint import fetch_checkpoint
+        >>> fetch_checkpoint(".")
+        PosixPath('.')
     """
     text = _as_text(path_or_repo)
     if _exists(text):

@@ -25,6 +25,11 @@ class DeviceMap:
     Raises:
         UnknownDeviceError: a device cannot be read; the message names its key.
         DeviceMapError: it is not such a mapping.
+
+    Example:
+        >>> from anydevice.placement import DeviceMap
+        >>> str(DeviceMap({"": "cpu", "head": "disk"}).lookup("head.weight"))
+        'disk'
     """
 
     def __init__(self, device_map: Mapping[str, DeviceLike]) -> None:

@@ -133,6 +133,12 @@ def resolve_device_map(
         DeviceMapError: a dict does not cover the model.
         UnknownDeviceError: neither a strategy nor a device.
         BudgetError, DoesNotFitError, ModelError: see `infer_auto_device_map`.
+
+    Example:
+        >>> from torch import nn
+        >>> from anydevice.placement import resolve_device_map
+        >>> resolve_device_map(nn.Linear(4, 4), {"": "cpu"}).bytes_on("cpu")
+        80
     """
     options = options or PlacementOptions()
     if isinstance(device_map, str) and device_map in STRATEGIES:

@@ -31,6 +31,13 @@ def find_blocks(
 
     Returns:
         Their full names in the model's order, none inside another.
+
+    Example:
+        >>> from torch import nn
+        >>> from anydevice.placement import find_blocks
+        >>> layers = [nn.Sequential(nn.Linear(2, 2), nn.ReLU()) for _ in range(2)]
+        >>> find_blocks(nn.Sequential(nn.Embedding(4, 2), nn.ModuleList(layers)))
+        ['1.0', '1.1']
     """
     splitter = Splitter(model, no_split_module_classes)
     names = []

@@ -37,6 +37,13 @@ def copy_batch(tensors: Sequence[torch.Tensor], device: Device) -> list[torch.Te
 
     Raises:
         RuntimeError: the device has no memory for them.
+
+    Example:
+        >>> import torch
+        >>> from anydevice.devices import CPU
+        >>> from anydevice.transfer import copy_batch
+        >>> copy_batch([torch.ones(2)], CPU)
+        [tensor([1., 1.])]
     """
     found: dict[int, torch.Tensor] = {}
     queue = DeviceQueue(device)

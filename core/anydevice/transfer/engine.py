@@ -44,6 +44,13 @@ class Engine:
         OptionError: ``prefetch_depth`` is not a whole number from 0 up.
         BudgetError: a size cannot be read.
         UnknownDeviceError: a device of ``reserve`` cannot be read.
+
+    Example:
+        >>> from torch import nn
+        >>> from anydevice.devices import CPU
+        >>> from anydevice.transfer import Engine
+        >>> Engine().group("layer", [("", nn.Linear(2, 2))], CPU)
+        <OffloadGroup 'layer': 2 tensors for cpu>
     """
 
     def __init__(
@@ -79,8 +86,6 @@ class Engine:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._reset()
-
-    # ------------------------------------------------------------------ for hooks
 
     def group(
         self,
@@ -118,8 +123,6 @@ class Engine:
             self._closer.detach()
             self._prefetcher.close(wait=True)
             self._renew_prefetcher()
-
-    # ------------------------------------------------------------------ for groups and passes
 
     def add(self, group: OffloadGroup) -> None:
         """Register a new group."""
@@ -220,15 +223,13 @@ class Engine:
     ) -> dict[int, torch.Tensor]:
         """The device copies of tensors, by the tensors' ids."""
         residency.arrive()
-        data = residency.data(originals)
-        copies = copies_of_data(originals, data, group.device, group.compute_dtype)
+        wanted = (group.device, group.compute_dtype)
+        copies = copies_of_data(originals, residency.data(originals), *wanted)
         engine = residency.engine
         for i, original in enumerate(originals):
             if i not in copies:
                 span = profile.copies_alone(engine.queue, group.name, original)
-                make = functools.partial(
-                    make_device_copy, original, group.device, group.compute_dtype
-                )
+                make = functools.partial(make_device_copy, original, *wanted)
                 copies[i] = self._prefetcher.retry_without_memory(engine, make)
                 if span is not None:
                     span.end_now()
