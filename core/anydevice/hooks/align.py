@@ -13,7 +13,6 @@ from anydevice.errors import ModelError
 from anydevice.hooks.aliases import find_aliases
 from anydevice.hooks.aligned_calls import AlignedCalls
 from anydevice.hooks.code_search import runs_in_backward
-from anydevice.hooks.cross_device import Alignment
 from anydevice.hooks.failures import STRIPPED
 from anydevice.hooks.forward import HOOK
 from anydevice.hooks.moving import allow_moves, refuse_moves
@@ -55,11 +54,6 @@ class AlignDevicesHook(AlignedCalls):
         skip_keys: keys of mappings, or names of keyword arguments, that are not moved in or out.
         tied_params_map: accepted for compatibility: a Parameter stays one object here, so ties hold
             without it.
-        group: weights that travel together, made by the caller; by default the hook makes its own.
-        engine: the engine of a group that the hook makes; by default one of its own.
-        passes: the engine that is told where calls of the whole model begin and end.
-        alignment: whether operators in the module's own code are aligned: see
-            `anydevice.hooks.cross_device`.
 
     Example:
         >>> import torch
@@ -81,13 +75,8 @@ class AlignDevicesHook(AlignedCalls):
         place_submodules: bool = False,
         skip_keys: str | list[str] | None = None,
         tied_params_map: dict[int, dict[torch.device, torch.Tensor]] | None = None,
-        *,
-        group: OffloadGroup | None = None,
-        engine: Engine | None = None,
-        passes: Engine | None = None,
-        alignment: Alignment = Alignment.INHERITED,
     ) -> None:
-        super().__init__(group, passes, alignment)
+        super().__init__()
         self.execution_device = execution_device
         self.offload = offload
         self.io_same_device = io_same_device
@@ -96,7 +85,7 @@ class AlignDevicesHook(AlignedCalls):
         self.place_submodules = place_submodules
         self.skip_keys = skip_keys
         self.tied_params_map = tied_params_map
-        self.engine = engine
+        self._engine: Engine | None = None
         #: Names of buffers that are on the execution device for the hooks' sake, though their
         #: module is offloaded; they go to the host when the hooks are removed.
         self.resident_buffers: frozenset[str] = frozenset()
@@ -105,17 +94,25 @@ class AlignDevicesHook(AlignedCalls):
 
     @classmethod
     def planned(
-        cls, execution: Device | None, regrouping: Regrouping, **settings: Any
+        cls,
+        execution: Device | None,
+        regrouping: Regrouping,
+        passes: Engine | None,
+        io_same_device: bool,
+        skip_keys: str | list[str] | None,
     ) -> AlignDevicesHook:
         """Make a hook for weights that are where they are stored: attaching it moves nothing.
 
         Args:
             execution: where the module runs; None leaves inputs alone.
             regrouping: called when the structure of the module has changed.
-            **settings: see the class.
+            passes: the engine that is told where calls of the whole model begin and end.
+            io_same_device: see the class.
+            skip_keys: see the class.
         """
-        hook = cls(execution.torch if execution is not None else None, **settings)
-        hook._regrouping = regrouping
+        device = execution.torch if execution is not None else None
+        hook = cls(device, io_same_device=io_same_device, skip_keys=skip_keys)
+        hook._regrouping, hook.passes = regrouping, passes
         return hook
 
     # ------------------------------------------------------------------ attaching
@@ -149,9 +146,8 @@ class AlignDevicesHook(AlignedCalls):
 
     def _make_group(self, module: nn.Module, device: Device) -> None:
         parts = list(iter_modules(module)) if self.place_submodules else [("", module)]
-        if self.engine is None:
-            self.engine = Engine()
-        group = self.engine.group(type(module).__name__, parts, device)
+        self._engine = self._engine or Engine()
+        group = self._engine.group(type(module).__name__, parts, device)
         self.cover(group, [part for _, part in parts], watched=self.place_submodules)
 
     def cover(

@@ -34,12 +34,10 @@ class AlignedCalls(ModelHook):
     io_same_device: bool
     skip_keys: str | list[str] | None
 
-    def __init__(
-        self, group: OffloadGroup | None, passes: Engine | None, alignment: Alignment
-    ) -> None:
-        self.group = group
-        self.passes = passes
-        self.alignment = alignment
+    def __init__(self) -> None:
+        self.group: OffloadGroup | None = None
+        self.passes: Engine | None = None
+        self.alignment = Alignment.INHERITED
         #: Modules whose children are part of what the hook covers, with these children.
         self._watched: Sequence[tuple[dict[str, Any], tuple[Any, ...]]] = ()
         self._aliases: Sequence[Alias] = ()

@@ -228,9 +228,9 @@ class _Attaching:
             hook = AlignDevicesHook.planned(
                 node.place if not same else node.place or self.plan.main,
                 _Part(self.plan, self.engine, node.name, in_block, outer, self.survey.usual, root),
-                passes=self.engine if root else None,
-                io_same_device=same,
-                skip_keys=self.plan.skip_keys,
+                self.engine if root else None,
+                same,
+                self.plan.skip_keys,
             )
             hook.resident_buffers = frozenset(self.plan.resident_buffers if root else ())
             add_hook_to_module(node.module, hook, append=True)

@@ -109,7 +109,7 @@ class OffloadGroup:
             for tensor in table.values() if table else ():
                 if tensor is not None and (
                     tensor.device != device
-                    or (dtype is not None and tensor.dtype != dtype and tensor.is_floating_point())
+                    or (dtype is not None and self._is_cast(tensor))
                     or (resident and id(tensor) in resident)
                 ):
                     return False
