@@ -8,22 +8,20 @@ that device: that memory is filled in place, since there may be no room for both
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias, get_args
 
 import torch
 from torch import nn
 
-from anydevice import registry
 from anydevice.checkpoint.checkpoint import Checkpoint
 from anydevice.devices import CPU, DISK, synchronize
-from anydevice.errors import AnyDeviceError, CheckpointError, DoesNotFitError
 from anydevice.interrupts import check
 from anydevice.loading.converting import convert, source_for_disk
+from anydevice.loading.failures import explained
 from anydevice.loading.match import Plan, Target
 from anydevice.loading.methods import (
     LoadMethod,
@@ -135,7 +133,7 @@ class Loading:
             CheckpointError: reading failed.
         """
         by_method = self.by_method
-        with self.explained():
+        with explained(self):
             for target in by_method["map"]:
                 check()
                 self._take(target)
@@ -177,7 +175,7 @@ class Loading:
         Raises:
             CheckpointError: it failed half-way.
         """
-        with self.explained():
+        with explained(self):
             self._place()
             self._synchronize()
             if self._put_rest is not None:
@@ -282,46 +280,3 @@ class Loading:
     def _apart(self, name: str) -> torch.Tensor:
         value = self.checkpoint.tensor(name)
         return value.clone() if self.checkpoint.may_share else value
-
-    @contextlib.contextmanager
-    def explained(self) -> Iterator[None]:
-        """Let every error say whether the model is as it was; one that stops the program too."""
-        try:
-            yield
-        except Exception as error:
-            explained = self.explain(error)
-            if explained is error:
-                raise
-            raise explained from error
-        except BaseException as error:
-            if self.touched:
-                error.args = (*error.args, self._half_loaded())
-            raise
-
-    def _half_loaded(self) -> str:
-        return (
-            f"{type(self.model).__name__} is half-loaded: some of its weights are from "
-            f"{self.checkpoint.source} and some are not, since loading failed half-way. Load it "
-            "again before it is used."
-        )
-
-    def explain(self, error: Exception) -> Exception:
-        """The error to raise: whether the model is as it was must be known."""
-        short = _without_memory(self.plan, error)
-        if self.touched:
-            reason = f"The reason: {type(error).__name__}: {error}"
-            return CheckpointError(f"{self._half_loaded()} {reason}")
-        if short and not isinstance(error, AnyDeviceError):
-            return DoesNotFitError(
-                f"{short} has too little memory for the weights that it should get from "
-                f"{self.checkpoint.source}; the model is unchanged. Place less on it, by "
-                f"device_map or max_memory. ({error!s:.300})"
-            )
-        return error
-
-
-def _without_memory(plan: Plan, error: Exception) -> str:
-    """The devices of which one ran out; empty where none did. The error tells only the type."""
-    devices = sorted({t.device for t in plan.targets if t.device.is_accelerator}, key=str)
-    short = [d for d in devices if registry.get_backend(d.type).is_out_of_memory(error)]
-    return " or ".join(map(str, short))

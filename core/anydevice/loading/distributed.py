@@ -23,6 +23,7 @@ from anydevice.devices import CPU, DISK, Device
 from anydevice.errors import ModelError
 from anydevice.loading.applying import Loading, PrepareRest
 from anydevice.loading.converting import convert
+from anydevice.loading.failures import explained
 from anydevice.loading.match import Plan, Target
 from anydevice.loading.options import LoadOptions
 from anydevice.loading.progress import Progress
@@ -74,7 +75,7 @@ def load_from_rank0(
         kind = _Sending if ranks.rank == 0 else _Receiving
         loading = kind(model, source, plan, options, bar, prepare_rest)
     try:
-        with ranks.step("load its weights"), loading.explained():
+        with ranks.step("load its weights"), explained(loading):
             wanted = _wanted_by_any(ranks, source, plan)
             bar.begin(sum(source[name].nbytes for name in wanted), "Broadcasting")
             if loading.exchange(wanted, ranks):
