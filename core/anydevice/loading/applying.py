@@ -184,7 +184,7 @@ class Loading:
 
     def _synchronize(self) -> None:
         """Wait for the devices: the caller's thread may use other streams than this one."""
-        synchronize(target.device for target in self.plan.targets)
+        synchronize({target.device for target in self.plan.targets})
 
     # ------------------------------------------------------------------ values
 
