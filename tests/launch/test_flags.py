@@ -147,7 +147,10 @@ def test_the_flags_of_deepspeed_reach_deepspeed(launcher, monkeypatch):
     assert {name: found["0-0"]["env"].get(name) for name in wanted} == wanted
     assert found["config"] == {
         "train_micro_batch_size_per_gpu": 4,
+        "gradient_accumulation_steps": 1,
         "gradient_clipping": 0.5,
+        "bf16": {"enabled": False},
+        "fp16": {"enabled": False},
         "zero_optimization": {
             "stage": 3,
             "offload_optimizer": {"device": "nvme", "nvme_path": "/a"},
