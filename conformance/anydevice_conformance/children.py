@@ -11,12 +11,12 @@ import json
 import os
 import subprocess
 import sys
-import time
-import traceback
 from collections.abc import Callable
 from typing import Any, Final
 
-__all__ = ["Holder", "answer_of", "ask", "start"]
+from anydevice_conformance.child_uses import backend_of, first_use, use_in_fork
+
+__all__ = ["Holder", "answer_of", "ask", "end", "start"]
 
 _LIMIT: Final = 120
 
@@ -61,10 +61,21 @@ def answer_of(process: Any, limit: float = _LIMIT) -> dict[str, Any]:
         process.kill()
         out, err = process.communicate()
         raise AssertionError(f"a child process hung for {limit} s: {err[-800:]}") from None
+    finally:
+        end(process)
     answer = read_answer(out)
     if process.returncode != 0 or answer is None:
         raise AssertionError(f"a child process ended with code {process.returncode}: {err[-1500:]}")
     return answer
+
+
+def end(process: Any) -> None:
+    """End a child, if it still runs, and close what it was spoken to through."""
+    process.kill()
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        with contextlib.suppress(OSError):  # a pipe that broke cannot be flushed
+            pipe.close()
+    process.wait()
 
 
 def read_answer(out: str) -> dict[str, Any] | None:
@@ -86,8 +97,7 @@ class Holder:
     def __exit__(self, *args: object) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired, ValueError, OSError):
             self._process.communicate("", timeout=20)
-        self._process.kill()
-        self._process.wait()
+        end(self._process)
 
     def hold(self, size: int) -> None:
         """Have it hold ``size`` bytes, and nothing else.
@@ -130,7 +140,7 @@ def fork_after_count(device_type: str) -> dict[str, Any]:
     for _ in range(2):
         backend.is_available()
         backend.device_count()
-    return {**_use_in_fork(device_type), "started": _what_started(backend)}
+    return {**use_in_fork(device_type), "started": _what_started(backend)}
 
 
 def fork_after_discovery(device_type: str) -> dict[str, Any]:
@@ -139,7 +149,7 @@ def fork_after_discovery(device_type: str) -> dict[str, Any]:
 
     anydevice.list_backends()
     anydevice.available_devices()
-    found = _use_in_fork(device_type)
+    found = use_in_fork(device_type)
     return {**found, "started": _what_started(anydevice.get_backend(device_type))}
 
 
@@ -156,89 +166,11 @@ def _what_started(backend: Any) -> str:
     return ""
 
 
-def _backend(device_type: str) -> Any:
-    from anydevice import registry
-
-    backend = registry.get_backend(device_type)
-    backend.device_count()  # first of all, as the interface promises
-    with contextlib.suppress(Exception):
-        backend.module  # noqa: B018 - imports the package that makes torch know the device
-    return backend
-
-
-def _use_in_fork(device_type: str) -> dict[str, Any]:
-    readable, writable = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            code = 0 if _uses_device(device_type) else 2
-        except BaseException:  # noqa: BLE001 - the child must not return to its parent's code
-            os.write(writable, traceback.format_exc()[-3000:].encode())
-        finally:
-            os._exit(code)
-    os.close(writable)
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            words = os.read(readable, 1 << 16).decode(errors="replace")
-            return {"code": os.waitstatus_to_exitcode(status), "words": words}
-        time.sleep(0.02)
-    os.kill(pid, 9)
-    os.waitpid(pid, 0)
-    return {"code": "hung", "words": ""}
-
-
-def _uses_device(device_type: str) -> bool:
-    import torch
-
-    backend = _backend(device_type)
-    there = torch.device("cpu") if device_type == "cpu" else torch.device(device_type, 0)
-    values = torch.arange(8.0)
-    result = backend.move(backend.move(values, there) + 1, torch.device("cpu"))
-    return torch.equal(result, values + 1)
-
-
-def first_use(device_type: str) -> dict[str, Any]:
-    """Have eight threads use the device, each as if it were the first."""
-    import threading
-
-    import torch
-
-    from anydevice import registry
-
-    together, faults = threading.Barrier(8), []
-
-    def use(number: int) -> None:
-        try:
-            together.wait(60)
-            backend = registry.get_backend(device_type)
-            count = backend.device_count()
-            index = number % count
-            there = backend.move(torch.full((50,), float(number)), backend.device(index))
-            if backend.move(there + 1, torch.device("cpu")).tolist() != [number + 1.0] * 50:
-                faults.append(f"thread {number} got another's values")
-            if (there.device.index or 0) != index:
-                faults.append(f"thread {number} asked for device {index}, and got {there.device}")
-            backend.device_name(index)
-            backend.synchronize(index)
-        except Exception as error:  # noqa: BLE001 - reported
-            faults.append(f"{type(error).__name__}: {error}")
-
-    threads = [threading.Thread(target=use, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return {"faults": faults}
-
-
 def hold(device_type: str, index: int) -> dict[str, Any]:
     """Hold as many bytes of a device as each line that comes in says."""
     import torch
 
-    backend = _backend(device_type)
+    backend = backend_of(device_type)
     there = torch.device("cpu") if device_type == "cpu" else torch.device(device_type, index)
     held = None
     for line in sys.stdin:

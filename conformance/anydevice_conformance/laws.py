@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, TypeVar
 from unittest import mock
 
@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from anydevice_conformance.subject import Subject
 
-__all__ = ["hold"]
+__all__ = ["hold", "hold_each"]
 
 T = TypeVar("T")
 
@@ -102,6 +102,39 @@ def hold(
         raise AssertionError(_words(subject, search)) from None
     if search.failures:  # once, and not when it was tried again
         raise AssertionError(_words(subject, search))
+
+
+def hold_each(
+    subject: Subject,
+    situations: Iterable[T],
+    law: Callable[[T], object],
+    smaller: Callable[[T], Iterable[T]],
+) -> None:
+    """Try a law on each of some situations, where chance would leave some of the kinds out.
+
+    Args:
+        subject: whose seed is shown.
+        situations: all are tried.
+        law: raises where it does not hold.
+        smaller: of a situation, smaller ones, the smallest first; tried once it has failed.
+
+    Raises:
+        AssertionError: it does not hold; as of `hold`.
+    """
+    search = _Search(law, subject.shrinking)
+    for situation in situations:
+        with contextlib.suppress(Exception):
+            search(situation)
+        if search.failures:
+            break
+    else:
+        return
+    for other in smaller(situation) if subject.shrinking else ():
+        with contextlib.suppress(Exception):
+            search(other)
+        if len(search.failures) > 1:
+            break
+    raise AssertionError(_words(subject, search))
 
 
 def _no_repetition() -> contextlib.AbstractContextManager[object]:

@@ -113,6 +113,16 @@ def memory_probes(subject: Subject) -> Iterator[Probe]:
         if not memory.size:
             return
         tensor = memory.tensor(index, memory.size)
+        living = memory.read("memory_allocated", index)
+        backend.reset_peak_memory(index)
+        now = memory.read("memory_allocated", index)
+        assert now == living, f"the reset of the peak moved memory_allocated from {living} to {now}"
+        peak = backend.peak_memory_allocated(index)
+        assert living is None or peak >= living, (
+            f"after a reset the peak is {peak}, while {living} bytes live"
+        )
+        del tensor
+        tensor = memory.tensor(index, memory.size)
         peak = backend.peak_memory_allocated(index)
         assert peak >= base + memory.size, f"{memory.size} bytes came, the peak rose {peak - base}"
         del tensor

@@ -26,6 +26,10 @@ _EMPTY: Final = ((0,), (3, 0, 2), (2, 1, 0, 3))
 _MARGIN: Final = 19
 
 
+class Tagged(torch.Tensor):
+    """A tensor of a class of its user's, as buffers and quantised weights are."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Move:
     """A move, whole.
@@ -39,8 +43,8 @@ class Move:
         target: as ``source``.
         non_blocking: as `move` gets it.
         pinned: whether a host source is page-locked.
-        kind: ``plain``, ``requires_grad``, ``parameter``, ``inference``, ``conjugate`` or
-            ``negative``.
+        kind: ``plain``, ``subclass``, ``requires_grad``, ``parameter``, ``inference``,
+            ``conjugate`` or ``negative``.
         situation: where it is called.
         seed: of the values.
         bare: whether the target, device 0, is named without its index.
@@ -164,6 +168,7 @@ def _shapes() -> st.SearchStrategy[tuple[int, ...]]:
 #: Kinds of tensors, each with what dtypes can have it.
 KINDS: Final[dict[str, Callable[[torch.dtype], bool]]] = {
     "plain": lambda dtype: True,
+    "subclass": lambda dtype: True,
     "inference": lambda dtype: True,
     "requires_grad": lambda d: (d.is_floating_point and d.itemsize > 1) or d.is_complex,
     "parameter": lambda d: d.is_floating_point and d.itemsize > 1,
@@ -245,6 +250,8 @@ def make_source(subject: Subject, move: Move) -> Source:
         source = source.detach().requires_grad_()
     elif move.kind == "parameter":
         source = nn.Parameter(source.detach())
+    elif move.kind == "subclass":
+        source = source.as_subclass(Tagged)
     return Source(source, expected, storage, values)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -170,9 +171,29 @@ def _assert_gradient(
     if crosses and not subject.capabilities.streams:
         return  # torch orders a backward between devices by their events
     moved = subject.backend.move(source, target, non_blocking=move.non_blocking)
-    (gradient,) = torch.autograd.grad(moved, source, torch.ones_like(moved), allow_unused=True)
+    bits = _gradient_values(move)
+    given = bits.to(moved.device).reshape(move.shape)
+    (gradient,) = torch.autograd.grad(moved, source, given, allow_unused=True)
     assert gradient is not None, "MOV-011: no gradient came back"
     assert gradient.device == source.device, f"MOV-011: the gradient is on {gradient.device}"
-    assert same_bits(read(gradient), torch.ones(move.shape, dtype=move.dtype)), (
+    assert gradient.dtype is source.dtype, f"MOV-011: the gradient is {gradient.dtype}"
+    assert same_bits(read(gradient), bits.reshape(move.shape)), (
         "MOV-011: a wrong gradient came back"
+    )
+    if move.seed % 4 == 0 and source.numel() and not source.is_complex():  # and a second derivative
+        moved = subject.backend.move(source, target, non_blocking=move.non_blocking)
+        scale = torch.ones((), dtype=moved.dtype, device=moved.device)
+        (first,) = torch.autograd.grad((moved * moved * scale).sum(), source, create_graph=True)
+        (second,) = torch.autograd.grad(first.sum(), source)
+        two = torch.full(move.shape, 2.0, dtype=move.dtype)
+        assert same_bits(read(second).contiguous(), two), "MOV-011: a second derivative is wrong"
+
+
+def _gradient_values(move: Move) -> torch.Tensor:
+    """Numbers that use all digits of their dtype."""
+    generator = torch.Generator().manual_seed(move.seed)
+    count = max(1, math.prod(move.shape))
+    dtype = torch.complex128 if move.dtype.is_complex else torch.float64
+    return torch.randn(count, generator=generator, dtype=dtype)[: math.prod(move.shape)].to(
+        move.dtype
     )

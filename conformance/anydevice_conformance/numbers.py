@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import random
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import torch
-from hypothesis import strategies as st
 
 from anydevice_conformance.data import short_name, tolerance
 from anydevice_conformance.dice import Dice
-from anydevice_conformance.operations import OPERATIONS, A, N
+from anydevice_conformance.operation import A, N, Operation
+from anydevice_conformance.operations import OPERATIONS
 from anydevice_conformance.subject import Subject
 
-__all__ = ["Sample", "check_sample", "samples"]
+__all__ = ["Sample", "check_gradients", "check_sample", "samples", "smaller"]
 
 #: Exponentials, roots and similar functions: many devices have them in float32's digits only.
 _FUNCTIONS: Final = 1e-5
@@ -54,22 +55,33 @@ class Sample:
         return f"<{self.name} of {shapes}{layout}, on device {self.index}, arguments {self.seed}>"
 
 
-def samples(subject: Subject, names: Sequence[str]) -> st.SearchStrategy[Sample]:
-    """Samples of some operations, in the dtypes that are claimed."""
+def samples(subject: Subject, names: Sequence[str], rounds: int) -> list[Sample]:
+    """Samples of some operations: so many times each of them in each dtype that is claimed."""
     dtypes = subject.supported(torch.float32, torch.bfloat16, torch.float16, torch.float64)
+    dice = random.Random(subject.seed)
+    found = [
+        Sample(
+            name,
+            dtype,
+            dice.randrange(1000),
+            dice.choice(subject.indices),
+            dice.random() < 0.5,
+        )
+        for _ in range(rounds)
+        for name in names
+        for dtype in ([torch.float32] if OPERATIONS[name].exact else dtypes)
+    ]
+    dice.shuffle(found)
+    return found
 
-    def build(name: str, dtype: torch.dtype, seed: int, index: int, strided: bool) -> Sample:
-        if OPERATIONS[name].exact:
-            dtype = torch.float32
-        return Sample(name, dtype, seed, index, strided)
 
-    return st.builds(
-        build,
-        st.sampled_from(list(names)),
-        st.sampled_from(dtypes),
-        st.integers(0, 999),
-        st.sampled_from(subject.indices),
-        st.booleans(),
+def smaller(sample: Sample) -> Iterator[Sample]:
+    """Other samples of the same operation, whose arguments are smaller; the smallest first."""
+    others = [dataclasses.replace(sample, seed=seed, strided=False) for seed in range(40)]
+    sizes = {other.seed: sum(a.numel() for a in other.arguments()) for other in others}
+    size = sum(a.numel() for a in sample.arguments())
+    yield from sorted(
+        (o for o in others if sizes[o.seed] < size), key=lambda other: sizes[other.seed]
     )
 
 
@@ -82,7 +94,12 @@ def check_sample(subject: Subject, sample: Sample) -> None:
     operation = OPERATIONS[sample.name]
     arguments = sample.arguments()
     there = [a.to(subject.device(sample.index)) for a in arguments]
-    result = operation.run(*there)
+    try:
+        result = operation.run(*there)
+    except NotImplementedError:
+        if operation.needed:
+            raise
+        return
     plain = operation.run(*arguments)
     assert result.dtype is plain.dtype, f"{sample.name} gave {result.dtype}, not {plain.dtype}"
     assert result.shape == plain.shape, f"{sample.name} gave {result.shape}, not {plain.shape}"
@@ -92,19 +109,61 @@ def check_sample(subject: Subject, sample: Sample) -> None:
         assert torch.equal(found, plain), f"{sample.name}: {_differences(found, plain)}"
         return
     wide = [a.double() if a.is_floating_point() else a for a in arguments]
-    exact = operation.run(*wide).double()
-    got = found.double()
-    finite = exact.abs() < torch.finfo(plain.dtype).max
-    assert torch.equal(got.isnan(), plain.double().isnan()), f"{sample.name}: NaN in other places"
+    assert torch.equal(found.isnan(), plain.isnan()), f"{sample.name}: NaN in other places"
+    _assert_close(sample, sample.name, found, operation.run(*wide), operation.loose)
+
+
+def check_gradients(subject: Subject, sample: Sample) -> None:
+    """Compute the gradients of an operation on the device, and compare.
+
+    Raises:
+        AssertionError: one is wrong.
+    """
+    operation = OPERATIONS[sample.name]
+    arguments = sample.arguments()
+    try:
+        found = _gradients(operation, [a.to(subject.device(sample.index)) for a in arguments])
+    except NotImplementedError:
+        if operation.needed:
+            raise
+        return
+    wide = [a.double() if a.is_floating_point() else a for a in arguments]
+    for number, (one, other) in enumerate(zip(found, _gradients(operation, wide), strict=True)):
+        name = f"the gradient of {sample.name} for argument {number + 1}"
+        assert (one is None) == (other is None), f"{name} is {'missing' if one is None else 'new'}"
+        if one is None or other is None:
+            continue
+        assert one.shape == other.shape, f"{name} has the shape {tuple(one.shape)}"
+        assert one.dtype is sample.dtype, f"{name} is {one.dtype}"
+        _assert_close(sample, name, one.cpu(), other, 4 * operation.loose)
+
+
+def _gradients(
+    operation: Operation, arguments: Sequence[torch.Tensor]
+) -> list[torch.Tensor | None]:
+    """Of a weighted sum of the results, for the floating arguments."""
+    leaves = [a.detach().requires_grad_() if a.is_floating_point() else a for a in arguments]
+    result = operation.run(*leaves)
+    weights = torch.linspace(-1.0, 1.5, max(1, result.numel()), dtype=torch.float64)
+    weights = weights[: result.numel()].reshape(result.shape).to(result.dtype).to(result.device)
+    wanted = [leaf for leaf in leaves if leaf.requires_grad]
+    return list(torch.autograd.grad(result, wanted, weights, allow_unused=True))
+
+
+def _assert_close(
+    sample: Sample, name: str, found: torch.Tensor, wanted: torch.Tensor, loose: float
+) -> None:
+    exact, got = wanted.double(), found.double()
+    finite = exact.abs() < torch.finfo(found.dtype).max
     error = torch.where(finite, (got - exact).abs(), torch.zeros_like(exact)).nan_to_num(0.0)
     scale = torch.where(finite, exact.abs(), torch.zeros_like(exact)).nan_to_num(0.0)
-    allowed = tolerance(plain.dtype) * operation.loose
-    if operation.kind in (A, N):
+    allowed = tolerance(found.dtype) * loose
+    if OPERATIONS[sample.name].kind in (A, N):
         allowed = max(allowed, _FUNCTIONS)
     # In proportion to the largest of all, as errors of a product are; never below one in a million.
     most = max(float(scale.max()) if scale.numel() else 0.0, 1e-6)
     worst = float(error.max()) / most if error.numel() else 0.0
-    assert worst <= allowed, f"{sample.name} is off by {worst:.2g}; {allowed:.2g} is allowed"
+    assert worst <= allowed, f"{name} is off by {worst:.2g}; {allowed:.2g} is allowed"
 
 
 def _differences(found: torch.Tensor, wanted: torch.Tensor) -> str:

@@ -2,37 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
 from typing import Any, Final
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 
 from anydevice_conformance.dice import Dice
+from anydevice_conformance.operation import A, I, N, Operation, P, R
+from anydevice_conformance.operations_edges import EDGES
+from anydevice_conformance.operations_images import IMAGES
 
-__all__ = ["OPERATIONS", "A", "N", "Operation"]
-
-Make = Callable[["Dice"], list[torch.Tensor]]
-
-
-@dataclasses.dataclass(frozen=True)
-class Operation:
-    """An operation.
-
-    Attributes:
-        kind: the check that it belongs to.
-        run: does it.
-        make: its arguments; floating ones in float32, which are cast.
-        exact: whether the result is equal bit for bit, and the dtype stays float32.
-        loose: how many times the tolerance of a matrix product it may be off.
-    """
-
-    kind: str
-    run: Callable[..., torch.Tensor]
-    make: Make
-    exact: bool = False
-    loose: float = 1.0
+__all__ = ["OPERATIONS"]
 
 
 def _matrices(dice: Dice) -> list[torch.Tensor]:
@@ -161,24 +141,9 @@ def _scattered(dice: Dice) -> list[torch.Tensor]:
     return [dice.floats(2, columns), order.expand(2, 3).contiguous(), dice.floats(2, 3)]
 
 
-def _image(dice: Dice) -> list[torch.Tensor]:
-    channels, filters = dice.among(1, 3), dice.among(2, 5)
-    return [dice.floats(2, channels, 9, 11), dice.floats(filters, channels, 3, 3)]
-
-
 def _sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> torch.Tensor:
     return F.scaled_dot_product_attention(q, k, v, **options)
 
-
-P: Final = "product"
-
-A: Final = "attention"
-
-N: Final = "normalisation"
-
-R: Final = "reduction"
-
-I: Final = "indexing"  # noqa: E741
 
 #: Name to operation. Functions are looked up when they are called: a device may replace them.
 OPERATIONS: Final[dict[str, Operation]] = {
@@ -190,7 +155,6 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "addmm": Operation(P, lambda x, w, b: torch.addmm(b, x[0], w.t()), _linear),
     "matrix by vector": Operation(P, lambda a, b: a @ b[:, 0], _matrices),
     "einsum": Operation(P, lambda a, b: torch.einsum("bij,bjk->bki", a, b), _batches),
-    "conv2d": Operation(P, lambda x, w: F.conv2d(x, w, padding=1), _image, loose=2),
     "outer product": Operation(P, lambda a, b: torch.outer(a[:, 0], b[0]), _matrices),
     "attention": Operation(A, lambda q, k, v: _sdpa(q, k, v), _queries, loose=2),
     "causal attention": Operation(
@@ -297,4 +261,6 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "filled": Operation(I, lambda x: torch.full_like(x, 9) + x, _int64, exact=True),
     "clamp": Operation(I, lambda x, y: x.clamp(-0.5, 0.5), _two, exact=True),
     "contiguous": Operation(I, lambda x, y: x.t().contiguous().view(-1), _two, exact=True),
+    **EDGES,
+    **IMAGES,
 }

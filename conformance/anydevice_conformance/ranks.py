@@ -54,6 +54,7 @@ def run_rank(
     part: str = "steps",
     examples: int = 0,
     seed: int = 0,
+    room: int = 0,
 ) -> dict[str, Any]:
     """Join the group and take each step; an exception of a step is part of the answer.
 
@@ -66,6 +67,7 @@ def run_rank(
         part: which steps to take, a key of `PARTS`.
         examples: how many generated collectives to do after them.
         seed: of these.
+        room: bytes that a rank has for them on its device.
     """
     from anydevice import registry
     from anydevice.processes import collective_backends
@@ -86,7 +88,7 @@ def run_rank(
         except Exception as error:  # noqa: BLE001 - reported
             found[name] = _words(error)
     if examples:
-        found["laws"] = rank_laws.try_all(backend, device, rank, world, examples, seed)
+        found["laws"] = rank_laws.try_all(backend, device, rank, world, examples, seed, room)
     dist.destroy_process_group()
     return found
 
@@ -202,7 +204,9 @@ def _host(backend: Any, device: torch.device, rank: int, world: int) -> Any:
     dist.all_reduce(tensor)
     objects: list[Any] = [None] * world
     dist.all_gather_object(objects, {"rank": rank})
-    return [tensor.tolist(), objects]
+    told: list[Any] = ["told", 7] if rank == 0 else [None, None]
+    dist.broadcast_object_list(told, src=0)
+    return [tensor.tolist(), objects, told]
 
 
 def _named(*names: str) -> Any:

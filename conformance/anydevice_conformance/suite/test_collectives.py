@@ -140,7 +140,11 @@ def test_COL_010_host_in_the_group(subject: Subject) -> None:
     Fix: register the backend for your device type only, so that torch can have gloo next to it.
     """
     since(subject, "COL-010")
-    expected = [[float(sum(range(_WORLD + 1)))] * 2, [{"rank": rank} for rank in range(_WORLD)]]
+    expected = [
+        [float(sum(range(_WORLD + 1)))] * 2,
+        [{"rank": rank} for rank in range(_WORLD)],
+        ["told", 7],
+    ]
     for answer in rank_step(subject, "host"):
         assert answer == expected, f"got {answer}"
 
@@ -165,8 +169,7 @@ def test_COL_011_missing_rank(subject: Subject) -> None:
             pytest.fail(f"rank 0 waits for rank 1 since {_MISSED} s; the timeout is 8 s")
         finally:
             for process in processes[1:]:
-                process.kill()
-                process.communicate()
+                children.end(process)
         answer = children.read_answer(processes[0].communicate()[0])
         if answer is not None:  # a process that went on may still end with the error, later
             assert answer["error"], "rank 0 went on as if rank 1 had come"
@@ -208,15 +211,15 @@ def _run(subject: Subject, part: str) -> list[dict[str, Any]]:
         no_hardware(f"needs {_WORLD} devices of type {subject.type!r}, one for each process")
     options: dict[str, Any] = {"part": part}
     if part == _part_of_laws(subject):
-        options.update(examples=subject.examples(120), seed=subject.seed)
+        room = min(subject.room(index) for index in subject.indices)
+        options.update(examples=subject.examples(240), seed=subject.seed, room=room)
     with tempfile.TemporaryDirectory() as folder:
         processes = _start(subject, "collective", str(Path(folder) / "store"), **options)
         try:
             return [children.answer_of(process) for process in processes]
         finally:
             for process in processes:
-                process.kill()
-                process.wait()
+                children.end(process)
 
 
 def _part_of_laws(subject: Subject) -> str:

@@ -10,12 +10,15 @@ import torch
 
 from anydevice_conformance.marks import needs, two_devices
 from anydevice_conformance.subject import Subject
+from anydevice_conformance.threads import in_thread
 from anydevice_conformance.work import is_done, long_work
 
 pytestmark = needs("streams")
 
 
-@pytest.mark.parametrize("order", ["new then new", "older last", "default first", "default last"])
+@pytest.mark.parametrize(
+    "order", ["new then new", "older last", "default first", "default last", "from a thread"]
+)
 def test_STR_004_wait_for_kernel(subject: Subject, index: int, order: str) -> None:
     """Work after `wait_event` sees the results of the work that the event marks.
 
@@ -31,11 +34,15 @@ def test_STR_004_wait_for_kernel(subject: Subject, index: int, order: str) -> No
         "older last": (newer, older),
         "default first": (default, newer),
         "default last": (newer, default),
+        "from a thread": (older, newer),
     }[order]
     backend.synchronize(index)
     with backend.use_stream(first):
         result = work.run()
-    event = backend.record_event(first)
+    if order.endswith("thread"):
+        event = in_thread(lambda: backend.record_event(first))
+    else:
+        event = backend.record_event(first)
     backend.wait_event(then, event)
     with backend.use_stream(then):
         found = subject.fetch(result + 1)
@@ -162,9 +169,14 @@ def test_STR_013_wait_across_devices(subject: Subject) -> None:
     Fix: let the driver order the two, or have the host wait where it cannot.
     """
     backend = subject.backend
-    for here, there in subject.both_ways():
+    pairs = [
+        (here, there, first, then)
+        for here, there in subject.both_ways()
+        for first in (backend.new_stream(here), backend.current_stream(here))
+        for then in (backend.new_stream(there), backend.current_stream(there))
+    ]
+    for here, there, first, then in pairs:
         work = long_work(subject, here)
-        first, then = backend.new_stream(here), backend.new_stream(there)
         with backend.use_stream(first):
             result = work.run()
         event = backend.record_event(first)

@@ -11,23 +11,37 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 
 from anydevice_conformance.data import same_bits
-from anydevice_conformance.laws import hold
+from anydevice_conformance.laws import hold_each
 from anydevice_conformance.marks import slow
-from anydevice_conformance.numbers import Sample, check_sample, samples
+from anydevice_conformance.numbers import (
+    Sample,
+    check_gradients,
+    check_sample,
+    samples,
+    smaller,
+)
 from anydevice_conformance.operations import OPERATIONS
 from anydevice_conformance.outcomes import left_out, not_claimed
 from anydevice_conformance.situations import MODES
 from anydevice_conformance.subject import Subject
 
 
-def _law(subject: Subject, kind: str, examples: int) -> None:
+def _law(subject: Subject, kind: str, rounds: int) -> None:
+    """Try each operation of a kind in each dtype; quickly, once."""
     names = [name for name, operation in OPERATIONS.items() if operation.kind == kind]
-    situations = samples(subject, names)
+    tried = samples(subject, names, _rounds(subject, rounds))
 
     def law(sample: Sample) -> None:
         check_sample(subject, sample)
 
-    hold(subject, situations, law, examples=examples)
+    hold_each(subject, tried, law, smaller)
+
+
+def _rounds(subject: Subject, ordinary: int) -> int:
+    """How often each operation is tried; ``--examples N`` gives about N of each law."""
+    if subject.count:
+        return max(1, subject.count // 40)
+    return 1 if subject.quick else ordinary
 
 
 def test_DTY_008_modes(subject: Subject, index: int) -> None:
@@ -60,7 +74,7 @@ def test_DTY_009_products(subject: Subject) -> None:
     Fix: check remainders of tiles, transposed and expanded operands, batches, and in what dtype the
     sum is kept.
     """
-    _law(subject, "product", 240)
+    _law(subject, "product", 5)
 
 
 def test_DTY_010_attention(subject: Subject) -> None:
@@ -70,7 +84,7 @@ def test_DTY_010_attention(subject: Subject) -> None:
     Fix: check the mask's sign, rows with a single key left, the scale, and long rows; or leave the
     operation to torch's composite.
     """
-    _law(subject, "attention", 60)
+    _law(subject, "attention", 5)
 
 
 def test_DTY_011_normalisation(subject: Subject) -> None:
@@ -79,7 +93,7 @@ def test_DTY_011_normalisation(subject: Subject) -> None:
     Found: a result is wrong, infinite or NaN where the host's is not.
     Fix: subtract the maximum before the exponential; keep sums in float32; use the epsilon given.
     """
-    _law(subject, "normalisation", 200)
+    _law(subject, "normalisation", 5)
 
 
 def test_DTY_012_reductions(subject: Subject) -> None:
@@ -88,7 +102,7 @@ def test_DTY_012_reductions(subject: Subject) -> None:
     Found: a sum of small integers overflowed, a dimension is wrong, or a half sum lost its digits.
     Fix: sum bools and integers as int64; keep a half sum in float32.
     """
-    _law(subject, "reduction", 200)
+    _law(subject, "reduction", 5)
 
 
 def test_DTY_013_indexing(subject: Subject) -> None:
@@ -97,7 +111,7 @@ def test_DTY_013_indexing(subject: Subject) -> None:
     Found: another element, another index, or another dtype came.
     Fix: see negative indices, boolean masks, the dtype of indices, and strides.
     """
-    _law(subject, "indexing", 260)
+    _law(subject, "indexing", 5)
 
 
 def test_DTY_014_half_sums(subject: Subject, index: int) -> None:
@@ -219,3 +233,22 @@ def test_DTY_017_large(subject: Subject, index: int) -> None:
     doubled = there.mul_(2)
     assert subject.fetch(doubled[-2:]).tolist() == [2, 6], "the last elements were not computed"
     assert subject.fetch(doubled[(1 << 24) - 1 : (1 << 24) + 1]).tolist() == [2, 4]
+
+
+def test_DTY_018_gradients(subject: Subject) -> None:
+    """Gradients of products, attention, norms, losses and indexing are right.
+
+    Found: an operation is right and its gradient is not: another value, shape or dtype, or none.
+    Fix: check the backward kernel: sums over what was broadcast, indices that come again, strides.
+    """
+    names = [name for name, operation in OPERATIONS.items() if operation.differentiable]
+    tried = [
+        sample
+        for sample in samples(subject, names, _rounds(subject, 3))
+        if sample.dtype is torch.float32  # on some hosts half types have no backward
+    ]
+
+    def law(sample: Sample) -> None:
+        check_gradients(subject, sample)
+
+    hold_each(subject, tried, law, smaller)

@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from anydevice.backend import DeviceBackend
+from anydevice_conformance.situations import state
 from anydevice_conformance.subject import Subject
+from anydevice_conformance.threads import in_thread
 
 
 def test_PRO_001_set_device(subject: Subject) -> None:
@@ -27,11 +29,33 @@ def test_PRO_001_set_device(subject: Subject) -> None:
             backend.set_device(index)
             made = torch.ones(2, device=subject.type)
             assert subject.is_on(made, index), f"after set_device({index}), made on {made.device}"
+            bare = subject.backend.move(torch.ones(2), torch.device(subject.type, index))
+            assert subject.is_on(bare, index), f"after set_device({index}), moved to {bare.device}"
             said = backend.current_device()
             assert said in (index, None), f"after set_device({index}), current_device() is {said!r}"
+            if said is not None:
+                assert type(said) is int, f"current_device() returned {said!r}"
     finally:
         if before is not None:
             backend.set_device(before)
+    if before is None or len(subject.indices) < 2:
+        return
+    last = subject.indices[-1]
+
+    def elsewhere() -> tuple[object, torch.device]:
+        backend.set_device(last)
+        return backend.current_device(), torch.ones(2, device=subject.type).device
+
+    told, place = in_thread(elsewhere)
+    assert (told, place.index) == (last, last), f"in a thread, set_device({last}) gave {place}"
+    assert backend.current_device() == before, "set_device in a thread changed this thread's device"
+    if subject.capabilities.streams:
+        stream = backend.new_stream(last)
+        with backend.use_stream(stream):
+            backend.set_device(subject.indices[0])
+            backend.set_device(last)
+            assert backend.current_stream(last) == stream, "set_device changed the current stream"
+        backend.set_device(before)
 
 
 def test_PRO_002_local_device(subject: Subject) -> None:
@@ -40,12 +64,19 @@ def test_PRO_002_local_device(subject: Subject) -> None:
     Found: an index that is not there, one index for two ranks, or no error where none is left.
     Fix: ``return local_rank`` below `device_count`, and raise as the default does above.
     """
-    count = subject.backend.device_count()
+    count, before = subject.backend.device_count(), state(subject)
     given = [subject.backend.local_device(rank) for rank in range(count)]
     assert all(type(index) is int and 0 <= index < count for index in given), (
         f"{given} for {count} devices"
     )
     assert len(set(given)) == count, f"ranks share devices: {given}"
+    again = {rank: subject.backend.local_device(rank) for rank in reversed(range(count))}
+    assert again == dict(enumerate(given)), f"asked in another order, {again} for {given}"
+    unchanged = before.differences(state(subject))
+    assert not unchanged, f"local_device: {unchanged}"
+    if not subject.is_host:
+        with pytest.raises(ValueError):  # noqa: PT011 - any of the kind
+            subject.backend.local_device(-1)
     try:
         more = subject.backend.local_device(count)
     except ValueError:

@@ -3,14 +3,10 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable
 
 import torch
-from hypothesis import strategies as st
 
-from anydevice_conformance.laws import hold
 from anydevice_conformance.marks import needs, two_devices
 from anydevice_conformance.subject import Subject
 
@@ -132,75 +128,3 @@ def test_RNG_006_distributions(subject: Subject, index: int) -> None:
     assert abs(normal.mean()) < allowed, f"randn's mean is {normal.mean()}"
     assert abs(normal.std() - 1) < allowed, f"randn's deviation is {normal.std()}"
     assert len(set(uniform.tolist())) > count * 0.9, "rand repeats itself"
-
-
-def _ways(subject: Subject, index: int) -> dict[str, Callable[[], torch.Tensor]]:
-    device = subject.device(index)
-    base = torch.ones(37, device=device)
-    weights = torch.ones(5, device=device)
-    ways: dict[str, Callable[[], torch.Tensor]] = {
-        "rand of one": lambda: torch.rand(1, device=device),
-        "rand of 1001": lambda: torch.rand(1001, device=device),
-        "randn of 33": lambda: torch.randn(33, device=device),
-        "randint": lambda: torch.randint(0, 1000, (40,), device=device),
-        "randperm": lambda: torch.randperm(50, device=device),
-        "rand_like": lambda: torch.rand_like(base),
-        "normal_": lambda: base.clone().normal_(2.0, 3.0),
-        "uniform_": lambda: base.clone().uniform_(-1, 1),
-        "bernoulli_": lambda: base.clone().bernoulli_(0.5),
-        "exponential_": lambda: base.clone().exponential_(),
-        "dropout": lambda: torch.nn.functional.dropout(base, 0.5, training=True),
-        "multinomial": lambda: torch.multinomial(weights, 40, replacement=True),
-    }
-    for dtype in subject.supported(torch.float64, torch.bfloat16, torch.float16):
-        ways[f"rand in {dtype}"] = functools.partial(torch.rand, 65, device=device, dtype=dtype)
-    return ways
-
-
-def test_RNG_007_every_way_to_draw(subject: Subject) -> None:
-    """Every way to draw follows the seed and the state, in every order, on every device.
-
-    Found: an operation draws from another generator, or does not move the state as it should.
-    Fix: have every random kernel use the device's default generator and advance its offset.
-    """
-    ways = {index: _ways(subject, index) for index in subject.indices}
-    names = _working(ways[subject.indices[0]])
-    draws = st.lists(
-        st.tuples(st.sampled_from(names), st.sampled_from(subject.indices)), min_size=1, max_size=5
-    )
-
-    def law(program: list[tuple[str, int]]) -> None:
-        backend = subject.backend
-
-        def run() -> list[torch.Tensor]:
-            return [ways[index][name]().cpu() for name, index in program]
-
-        backend.manual_seed_all(77)
-        first = run()
-        states = {index: backend.rng_state(index) for index in subject.indices}
-        more = run()
-        backend.manual_seed_all(77)
-        for (name, index), one, two in zip(program, first, run(), strict=True):
-            assert torch.equal(one, two), f"{name} on device {index} does not follow the seed"
-        for index, state in states.items():
-            backend.set_rng_state(state, index)
-        for (name, index), one, two in zip(program, more, run(), strict=True):
-            assert torch.equal(one, two), f"{name} on device {index} does not follow the state"
-        for (name, index), one, two in zip(program, first, more, strict=True):
-            if name in ("rand of 1001", "randn of 33"):
-                assert not torch.equal(one, two), f"{name} on device {index} repeats itself"
-
-    hold(subject, draws, law, examples=60)
-
-
-def _working(ways: dict[str, Callable[[], torch.Tensor]]) -> list[str]:
-    """Those that the device has: it need not have all."""
-    found = []
-    for name, draw in ways.items():
-        try:
-            draw()
-        except (NotImplementedError, RuntimeError):
-            continue
-        found.append(name)
-    assert "rand of 1001" in found, "the device cannot draw numbers"
-    return found

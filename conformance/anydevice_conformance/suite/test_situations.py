@@ -7,17 +7,34 @@ from collections.abc import Callable
 from typing import Final
 
 import hypothesis.strategies as st
+import torch
 
 from anydevice_conformance.holdings import holdings, nothing_kept, only_new_objects
 from anydevice_conformance.laws import hold
 from anydevice_conformance.members import probes
 from anydevice_conformance.probe import Probe
-from anydevice_conformance.repeating import calls_with_each_source, kinds_of_moves
+from anydevice_conformance.repeating import (
+    assert_ordered,
+    calls_with_each_source,
+    kinds_of_moves,
+)
 from anydevice_conformance.situations import Situation, restored, run_in, situations, state
 from anydevice_conformance.subject import Subject
 
 #: How often in a row something must grow to be a leak.
 _ROUNDS: Final = 3
+
+
+def test_DEV_004_device(subject: Subject, index: int) -> None:
+    """`device(index)` is the `torch.device` of that index.
+
+    Found: another type, or another device.
+    Fix: leave `device` as the base class has it.
+    """
+    found = subject.backend.device(index)
+    assert isinstance(found, torch.device), f"device({index}) returned {found!r}"
+    assert found.type == subject.type, f"device({index}) is {found}"
+    assert subject.is_host or found.index == index, f"device({index}) is {found}"
 
 
 def test_DEV_012_every_member_in_every_situation(subject: Subject) -> None:
@@ -78,6 +95,8 @@ def test_DEV_013_nothing_is_left(subject: Subject, index: int) -> None:
     for probe in found:  # and hundreds of calls later each is still right
         with restored(subject):
             _run(subject, probe, index)
+    if subject.capabilities.streams:
+        assert_ordered(subject, index)
 
 
 def _assert_nothing_left(

@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -31,6 +32,12 @@ def test_STR_001_new_stream(subject: Subject, index: int) -> None:
         assert stream is not None, "new_stream returned None"
         assert stream != current, "the new stream equals the current one"
         assert all(stream != other for other in streams[:number]), "two new streams are equal"
+    for _ in range(150):  # a driver may hand out the streams of a pool again: of a large one
+        backend.new_stream(index)
+    later = [backend.new_stream(index) for _ in range(8)]
+    assert all(a != b for n, a in enumerate(later) for b in later[:n]), (
+        "after 150 streams two of eight new ones are equal"
+    )
 
 
 def test_STR_002_use_stream(subject: Subject, index: int) -> None:
@@ -48,8 +55,13 @@ def test_STR_002_use_stream(subject: Subject, index: int) -> None:
             assert backend.current_stream(index) == two, "a nested stream is not current"
         assert backend.current_stream(index) == one, "after a nested use the outer one is lost"
     assert backend.current_stream(index) == before, "the old stream did not come back"
-    with pytest.raises(ZeroDivisionError), backend.use_stream(one):
-        raise ZeroDivisionError
+    for error in (ZeroDivisionError, RuntimeError("of the caller"), KeyboardInterrupt):
+        try:
+            with backend.use_stream(one):
+                raise error
+        except (ZeroDivisionError, RuntimeError, KeyboardInterrupt):
+            continue
+        pytest.fail(f"use_stream keeps {error!r} from the caller")
     assert backend.current_stream(index) == before, "after an exception the old stream is lost"
     with backend.use_stream(one), backend.use_stream(one):
         pass
@@ -120,6 +132,11 @@ def test_STR_007_streams_are_apart(subject: Subject, index: int) -> None:
         )
 
 
+def _current_of(subject: Subject, stream: Any) -> None:
+    with subject.backend.use_stream(stream):
+        subject.backend.current_stream(stream.device.index)
+
+
 def _host_actions(subject: Subject, index: int) -> dict[str, Callable[[], object]]:
     backend = subject.backend
     one, two = backend.new_stream(index), backend.new_stream(index)
@@ -136,7 +153,13 @@ def _host_actions(subject: Subject, index: int) -> dict[str, Callable[[], object
 
     return {
         "new_stream": lambda: backend.new_stream(index),
-        "current_stream": lambda: backend.current_stream(index),
+        "current_stream": lambda: [backend.current_stream(index) for _ in "both"],
+        "asking what the backend declares": lambda: (
+            backend.capabilities,
+            backend.device_count(),
+            backend.device(index),
+            backend.supports_dtype(torch.float32),
+        ),
         "use_stream": use,
         "record_event": lambda: backend.record_event(one),
         "wait_event": lambda: backend.wait_event(two, backend.record_event(busy)),
@@ -149,6 +172,8 @@ def _host_actions(subject: Subject, index: int) -> dict[str, Callable[[], object
     [
         "new_stream",
         "current_stream",
+        "current_stream of the busy one",
+        "asking what the backend declares",
         "use_stream",
         "record_event",
         "wait_event",
@@ -166,6 +191,7 @@ def test_STR_008_host_goes_on(subject: Subject, index: int, action: str) -> None
     backend = subject.backend
     busy, idle = backend.new_stream(index), backend.new_stream(index)
     actions = _host_actions(subject, index) | {
+        "current_stream of the busy one": lambda: _current_of(subject, busy),
         "record_event on the busy stream": lambda: backend.record_event(busy),
         "wait_event for the busy stream": lambda: backend.wait_event(
             idle, backend.record_event(busy)

@@ -29,7 +29,20 @@ def test_TRN_001_autocast(subject: Subject, backend: DeviceBackend) -> None:
     found = backend.autocast_dtypes()
     assert isinstance(found, frozenset), f"autocast_dtypes() returned {found!r}"
     layer = nn.Linear(4, 4).to(subject.device(subject.indices[0]))
-    values = torch.ones(2, 4, device=layer.weight.device)
+    shapes = {n: torch.ones(n, device=layer.weight.device) for n in ((2, 4), (4,), (2, 3, 4))}
+    plain = layer(shapes[2, 3, 4]).detach().cpu()
+    for dtype in found:
+        for shape, values in shapes.items():
+            with torch.autocast(subject.type, dtype=dtype):
+                results = {"a linear layer": layer(values), "matmul": values @ layer.weight.t()}
+            for what, result in results.items():
+                assert result.dtype is dtype, (
+                    f"under autocast to {dtype} {what} of {shape} gave {result.dtype}"
+                )
+            assert torch.allclose(
+                results["a linear layer"].float().cpu(), plain[0, 0], atol=0.05
+            ), f"under autocast to {dtype} a linear layer of {shape} is wrong"
+    values = shapes[2, 4]
     for dtype in found:
         assert dtype.is_floating_point, f"{dtype} is not floating"
         assert backend.supports_dtype(dtype), f"{dtype} is named, and supports_dtype refuses it"
@@ -59,6 +72,34 @@ def test_TRN_002_overflow(subject: Subject) -> None:
         for old, new in zip(before, model.parameters(), strict=True):
             assert torch.equal(old, subject.fetch(new.detach())), f"{name}: a parameter changed"
         assert scaler.get_scale() < _SCALE, f"{name}: the scale is {scaler.get_scale()}"
+        for value in (float("nan"), float("-inf")):
+            for number in range(len(before)):
+                _assert_skipped(subject, name, model, optimizer, number, value)
+
+
+def _assert_skipped(
+    subject: Subject,
+    name: str,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    number: int,
+    value: float,
+) -> None:
+    """One gradient of one parameter is no number: nothing may change."""
+    parameters = list(model.parameters())
+    before = [p.detach().cpu().clone() for p in parameters]
+    optimizer.zero_grad()
+    scaler = _scaler(subject.backend)
+    _backward(scaler, model, subject)
+    gradient = parameters[number].grad
+    assert gradient is not None
+    gradient.view(-1)[-1:].fill_(value)
+    scaler.step(optimizer)
+    scaler.update()
+    what = f"{name}, {value} in the gradient of parameter {number}"
+    for old, new in zip(before, parameters, strict=True):
+        assert torch.equal(old, subject.fetch(new.detach())), f"{what}: a parameter changed"
+    assert scaler.get_scale() < _SCALE, f"{what}: the scale is {scaler.get_scale()}"
 
 
 @needs("grad_scaling")
@@ -84,6 +125,29 @@ def test_TRN_003_finite_step(subject: Subject) -> None:
                 subject.fetch(one.detach()), subject.fetch(two.detach()), msg=f"{name} differs"
             )
         assert scaler.get_scale() == _SCALE, f"{name}: the scale is {scaler.get_scale()}"
+    _assert_options(subject)
+
+
+def _assert_options(subject: Subject) -> None:
+    """The scaler takes the options of torch's: growth, state, and being switched off."""
+    backend = subject.backend
+    for _, model, optimizer in _trainings(subject):
+        scaler = backend.new_grad_scaler(init_scale=8.0, growth_interval=2, growth_factor=4.0)
+        for _ in range(2):
+            assert scaler.get_scale() == 8.0, f"with init_scale=8 it is {scaler.get_scale()}"
+            _backward(scaler, model, subject)
+            scaler.step(optimizer)
+            scaler.update()
+        assert scaler.get_scale() == 32.0, (
+            f"after two steps it grew to {scaler.get_scale()}, not 32"
+        )
+        other = backend.new_grad_scaler()
+        other.load_state_dict(scaler.state_dict())
+        assert other.get_scale() == 32.0, f"of a saved scale of 32 came {other.get_scale()}"
+        off = backend.new_grad_scaler(enabled=False)
+        loss = torch.ones((), device=subject.device(subject.indices[0]))
+        assert not off.is_enabled(), "enabled=False does not switch it off"
+        assert subject.fetch(off.scale(loss)).item() == 1.0, "a scaler that is off scales"
 
 
 @needs("collectives")

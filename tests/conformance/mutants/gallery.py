@@ -37,6 +37,9 @@ _MODULES: Final = (
     "training",
     "situations",
     "numbers",
+    "kernels",
+    "first_packages",
+    "training_steps",
 )
 #: Names the mutant that child processes put in place as they start; see ``startup``.
 MUTANT_VARIABLE: Final = "ANYDEVICE_TEST_MUTANT"
