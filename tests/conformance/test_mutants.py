@@ -72,6 +72,14 @@ def test_every_mutant_says_what_it_is():
     assert [m.name for m in gallery().values() if not m.story] == []
 
 
+def test_many_faults_at_once_never_pass(tmp_path):
+    found = tried(tmp_path, "--together", "40", "--count", "3", "--quick")
+    assert len(found) == 3
+    for outcome in found.values():
+        assert len(outcome["mutant"].split("+")) == 40
+        assert outcome["failed"], outcome
+
+
 def test_the_right_backend_comes_back():
     simulator.configure()
     before = registry.get_backend("sim")

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import importlib
 import os
+import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -15,7 +16,7 @@ from unittest import mock
 from anydevice import registry
 from anydevice.backend import DeviceBackend
 
-__all__ = ["Fault", "Mutant", "gallery", "install", "installed", "mutant", "patched"]
+__all__ = ["Fault", "Mutant", "gallery", "install", "installed", "mutant", "patched", "together"]
 
 _MODULES: Final = (
     "discovery",
@@ -118,9 +119,28 @@ def find(name: str) -> Mutant:
     """A mutant of the gallery, or one that the rules make."""
     if name in gallery():
         return gallery()[name]
+    if "+" in name:
+        faults = tuple(gallery()[one].fault for one in name.split("+"))
+        return Mutant(name, "", type("Together", faults, {"__doc__": "Many at once."}))
     from mutation.rules import made
 
     return made()[name]
+
+
+def together(count: int, seed: int) -> str:
+    """The name of so many faults in one backend: of those that do not undo each other.
+
+    With an odd seed none of them hides the devices, so that the other checks meet theirs.
+    """
+    whole = [
+        m.name
+        for m in gallery().values()
+        if m.base == "sim"
+        and not (seed % 2 and m.paragraph.startswith("DEV"))
+        and m.fault.__bases__ == (Fault,)
+        and not (m.crash or m.flag or {"patches", "__init__"} & set(vars(m.fault)))
+    ]
+    return "+".join(random.Random(seed).sample(whole, count))
 
 
 def child_environment(name: str) -> dict[str, str]:

@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 from mutants import gallery
+from mutants.gallery import together
 
 from mutation.harmless import HARMLESS
 from mutation.rules import GROUPS_OF, chosen, made, member_of
@@ -27,13 +28,16 @@ def main() -> int:
     parser.add_argument("--only", default="", help="only mutants in whose names this stands")
     parser.add_argument("--gallery", action="store_true", help="the gallery instead of the rules")
     parser.add_argument("--small", action="store_true", help="without those that need 12 GiB")
+    parser.add_argument("--together", type=int, help="so many faults of the gallery in one backend")
     parser.add_argument("--whole", action="store_true", help="all checks, not the likely groups")
     parser.add_argument("--laws", action="store_true", help="the laws only: the quickest look")
     parser.add_argument("--quick", action="store_true", help="as certify --quick")
     parser.add_argument("--json", type=Path, help="write the outcomes here")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    outcomes = _gallery(args) if args.gallery else _rules(args)
+    outcomes = (
+        _together(args) if args.together else _gallery(args) if args.gallery else _rules(args)
+    )
     if args.json:
         args.json.write_text(json.dumps([_plain(o) for o in outcomes], indent=1))
     killed = [o for o in outcomes if o.killed_by or o.flags]
@@ -64,6 +68,13 @@ def _rules(args: argparse.Namespace) -> list[Outcome]:
     for member, (killed, all_) in counts.items():
         print(f"{member:24} {killed:3} of {all_:3} ({killed / all_:.0%})")
     return [o for o in outcomes if o.mutant]
+
+
+def _together(args: argparse.Namespace) -> list[Outcome]:
+    """Backends with many faults at once; every check is tried on each."""
+    names = [together(args.together, args.seed + n) for n in range(args.count)]
+    trials = [Trial(name, lambda check: 0, first=False, seconds=600) for name in names]
+    return run_trials(trials, quick=args.quick, tell=_line)
 
 
 #: These find most, so they come first.
