@@ -19,9 +19,9 @@ _ROW = re.compile(r"^\| `(accelerate\.[\w.]+)` \|", re.MULTILINE)
 _OTHERS = "What the reference's page on utilities does not head, and programs import"
 _HEAD = """# Where each name is
 
-Every name on the five pages of the reference that this project follows, and where it is here. A
-name of ours stands at the reference's path; the last column is the module that defines it. Written
-by `python scripts/make_names.py`; a test imports each name.
+Every name on the five pages of the reference that this project follows. Each is here at the same
+path, with `anydevice` in place of `accelerate`; the second column is the module that defines it.
+Written by `python scripts/make_names.py`; a test imports each name.
 """
 _END = """
 `anydevice.utils` also answers for names that no list can hold: `is_foo_available` says whether a
@@ -75,10 +75,10 @@ def page() -> str:
     sections = names(PAGE.read_text(encoding="utf-8"))
     lines = [_HEAD]
     for title, found in sections.items():
-        lines += [f"## {title}", "", "| reference | here | defined in |", "| --- | --- | --- |"]
+        lines += [f"## {title}", "", "| reference | defined in |", "| --- | --- |"]
         for name in found:
             home = home_of(here(name))
-            lines.append(f"| `{name}` | `{here(name)}` | {f'`{home}`' if home else 'not yet'} |")
+            lines.append(f"| `{name}` | {f'`{home}`' if home else 'not yet'} |")
         lines.append("")
     lines += [f"## {_OTHERS}", "", "| here | defined in |", "| --- | --- |"]
     listed = {name.rpartition(".")[2] for found in sections.values() for name in found}

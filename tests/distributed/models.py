@@ -67,11 +67,14 @@ def batch(device="cpu"):
     return {"input_ids": ids.to(device), "attention_mask": (ids != 0).long().to(device)}
 
 
-def answers(model, device="cpu"):
+def answers(model, device="cpu", *, few=False):
     """Logits, and tokens greedy, sampled and by beams; on the host."""
     inputs = batch(device)
     found = {"logits": model(**inputs).logits}
     greedy = {"max_new_tokens": 4, "do_sample": False}
+    if few:
+        found["greedy"] = model.generate(**inputs, **greedy)
+        return {name: tensor.detach().cpu() for name, tensor in found.items()}
     found["greedy"] = model.generate(**inputs, **greedy)
     found["alone"] = model.generate(inputs["input_ids"][:1], **greedy)
     found["beams"] = model.generate(**inputs, **greedy, num_beams=2)

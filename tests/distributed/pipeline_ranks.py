@@ -60,13 +60,13 @@ def plain_models(rank, size):
     return found
 
 
-def offloaded(rank, size, folder):
+def offloaded(rank, size, folder, budget):
     """Answers where each rank's device holds about one block; and where its weights rest."""
     device = anydevice.PartialState().device
-    budgets = {str(device): "45KB", "cpu": "10MB"}
+    budgets = {str(device): budget, "cpu": "10MB"}
     model = load_pipeline(folder, max_memory=budgets)
     placed = {str(kind) for kind in model.hf_device_map.values()}
-    return models.answers(model, device), placed, str(device)
+    return models.answers(model, device, few=size > 2), placed, str(device)
 
 
 def said(function):
@@ -78,7 +78,25 @@ def said(function):
     return "no error", ""
 
 
-def faults(rank, size, folder):
+def refused(folder, mixture, quantized):
+    """What is said of what cannot be divided, or not in that way; the same on every rank."""
+    whole = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 6))
+    whole.tp_plan = {"0": "colwise", "1": "rowwise"}
+    in_parts = load_tensor_parallel(whole)
+    return {
+        "both": said(lambda: load_pipeline(folder, tp_size=2)),
+        "both as well": said(lambda: load_tensor_parallel(folder, pp_size=2)),
+        "misspelled": said(lambda: load_pipeline(folder, local_file_only=True)),
+        "unknown": said(lambda: load_tensor_parallel(folder, headroom=1)),
+        "quantizing": said(lambda: load_pipeline(folder, quantization_config={})),
+        "divided": said(lambda: load_pipeline(in_parts, example_inputs=torch.zeros(1, 6))),
+        "mixture": said(lambda: load_tensor_parallel(mixture)),
+        "quantized": said(lambda: load_pipeline(quantized)),
+        "quantized too": said(lambda: load_tensor_parallel(quantized)),
+    }
+
+
+def faults(rank, size, folder, *others):
     """What is said of arguments that differ between ranks, or cannot be used; and what can."""
     import transformers as tf
 
@@ -90,7 +108,7 @@ def faults(rank, size, folder):
     inputs = {**models.batch(), "labels": models.batch()["input_ids"]}
     torch.manual_seed(rank)
     small = {"cpu": "1KB"} if rank == 1 else {"cpu": "1GB"}
-    return {
+    return refused(folder, *others) | {
         "loss": model(**inputs).loss,
         "drawn": model.generate(**models.batch(), max_new_tokens=4, do_sample=True),
         "mean": said(lambda: load_pipeline(folder, microbatches=3)(**inputs)),

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import functools
+import json
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -43,8 +47,11 @@ def test_the_answers_are_those_of_one_process(saved, size, names):
         assert sum(taken) < 1.35 * files
 
 
-def test_on_simulated_devices_with_offloaded_stages(saved):
-    found = run_ranks(pipeline_ranks.offloaded, 2, "sim", str(saved["llama"][0]))
+@pytest.mark.parametrize(("size", "budget"), [(2, "45KB"), (4, "26KB")])
+def test_on_simulated_devices_with_offloaded_stages(saved, size, budget):
+    found = run_ranks(
+        pipeline_ranks.offloaded, size, "sim", str(saved["llama"][0]), budget, timeout=240
+    )
     for answers, placed, device in found:
         same(answers, saved["llama"][1], tolerance=1e-6)
         assert len(placed) == 2
@@ -62,10 +69,61 @@ def test_a_plain_model_in_microbatches(device):
             torch.testing.assert_close(output, want)
 
 
-def test_faults_are_named(saved):
+@pytest.fixture
+def quantized(saved, tmp_path):
+    """The folder of a checkpoint that says that it is quantized."""
+    config = json.loads((saved["llama"][0] / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return tmp_path
+
+
+#: A script as a user writes it: it takes a folder, and another to write its answer to.
+SCRIPT = """
+import json, pathlib, sys
+import torch
+from anydevice import PartialState
+from anydevice.distributed import load_pipeline
+
+state = PartialState()
+model = load_pipeline(sys.argv[1])
+ids = torch.tensor([[5, 6, 7, 8, 9]], device=state.device)
+tokens = model.generate(ids, max_new_tokens=4, do_sample=False)
+answer = [str(state.device), tokens.tolist(), len(model.anydevice_stage.stages)]
+pathlib.Path(sys.argv[2], f"{state.process_index}.json").write_text(json.dumps(answer))
+state.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("starter", ["torchrun", "anydevice launch"])
+def test_a_script_that_is_started_as_users_start_it(saved, tmp_path, starter):
+    """On the host by torchrun, on accelerators by `anydevice launch`."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    environment.pop("ANYDEVICE_SIMULATOR", None)
+    if starter == "torchrun":
+        kind, words = "cpu", ["torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+        environment["ANYDEVICE_BACKENDS"] = "cpu"
+    else:
+        kind, words = "sim", ["anydevice", "launch", "--num_processes", "2"]
+        environment |= {"ANYDEVICE_SIMULATOR": "devices=2", "HF_HOME": str(tmp_path)}
+    command = [sys.executable, "-m", *words, str(script), str(saved["llama"][0]), str(tmp_path)]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for rank in range(2):
+        device, tokens, stages = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert device == {"cpu": "cpu", "sim": f"sim:{rank}"}[kind]
+        assert (tokens, stages) == (saved["llama"][1]["alone"].tolist(), 2)
+
+
+def test_faults_are_named(saved, quantized):
     import transformers as tf
 
-    found = run_ranks(pipeline_ranks.faults, 2, "cpu", str(saved["llama"][0]))
+    others = str(saved["mixtral"][0]), str(quantized)
+    found = run_ranks(pipeline_ranks.faults, 2, "cpu", str(saved["llama"][0]), *others)
     for rank, of_rank in enumerate(found):
         for name in ("microbatches", "inputs", "shapes"):
             kind, message = of_rank[name]
@@ -81,6 +139,15 @@ def test_faults_are_named(saved):
             "dtype": ("OptionError", "dtype="),
             "example": ("OptionError", "example_inputs"),
             "plan": ("ModelError", "tp_plan"),
+            "both": ("UnknownArgumentError", "tp_size"),
+            "both as well": ("UnknownArgumentError", "pp_size"),
+            "misspelled": ("UnknownArgumentError", "'local_files_only'"),
+            "unknown": ("UnknownArgumentError", "headroom"),
+            "quantizing": ("UnknownArgumentError", "from_pretrained"),
+            "divided": ("ModelError", "0.weight"),
+            "mixture": ("ModelError", "mlp.experts"),
+            "quantized": ("ModelError", "fp8"),
+            "quantized too": ("ModelError", "fp8"),
         }
         for name, (kind, words) in expected.items():
             assert of_rank[name][0] == kind, (rank, name, of_rank[name])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -35,3 +36,11 @@ def test_readme_begins_with_the_two_commands():
     top = re.sub(r"!\[.*?\]\(.*?\)", "", text)[:300]  # without the picture
     assert "make demo" in top
     assert "make test" in top
+
+
+def test_the_picture_of_the_floors_has_every_floor_in_order():
+    script = runpy.run_path(str(ROOT / "scripts" / "draw_floors.py"))
+    drawn = re.findall(r'<text class="n"[^>]*>(\w+)</text>', script["PICTURE"].read_text("utf-8"))
+    assert drawn == [name for floor in script["floors"]() for name in floor], (
+        "run: python scripts/draw_floors.py"
+    )

@@ -3,17 +3,42 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import Any, Final
 
 import torch
 from torch import nn
 
 from anydevice.checkpoint import Checkpoint, open_checkpoint
-from anydevice.errors import ModelError, OptionError
+from anydevice.errors import ModelError, OptionError, UnknownArgumentError
+from anydevice.text import list_some, suggest
 from anydevice.weights import iter_slots
 
 __all__ = ["open_model"]
+
+#: What is passed on to `anydevice.pretrained.open_pretrained`.
+_PASSED_ON: Final = (
+    "attn_implementation",
+    "cache_dir",
+    "config",
+    "local_files_only",
+    "revision",
+    "subfolder",
+    "token",
+    "trust_remote_code",
+    "variant",
+)
+#: What other libraries call the two ways to divide a model.
+_BOTH_WAYS: Final = frozenset(
+    {"device_mesh", "mesh", "pp_plan", "pp_size", "tp_plan", "tp_size", "tensor_parallel_size"}
+)
+_QUANTIZED: Final = (
+    "a quantizer loads a model as a whole: use anydevice.from_pretrained in one process"
+)
+_ONE_WAY: Final = (
+    "a model is divided in one way, over all processes: load_pipeline gives each some blocks, and "
+    "load_tensor_parallel a part of every layer"
+)
 
 
 def open_model(
@@ -30,14 +55,17 @@ def open_model(
 
     Raises:
         OptionError: arguments that do not go together.
+        UnknownArgumentError: one that there is not.
         ModelError: a weight has no value, and no checkpoint is given.
         CheckpointError: see `open_checkpoint`.
     """
+    _refuse_unknown(options)
     _check(model, checkpoint, dtype, model_class, options)
     if not isinstance(model, nn.Module):
         from anydevice.pretrained import open_pretrained
 
         return open_pretrained(model_class, model, dtype, **options)
+    _refuse_divided(model)
     if checkpoint is not None:
         return model, checkpoint if isinstance(checkpoint, Checkpoint) else open_checkpoint(
             checkpoint
@@ -50,6 +78,25 @@ def open_model(
 
 def _is_empty(tensor: torch.Tensor | None) -> bool:
     return tensor is not None and tensor.is_meta
+
+
+def _refuse_unknown(names: Collection[str]) -> None:
+    for name in names:
+        if name in _PASSED_ON:
+            continue
+        if name == "quantization_config":
+            why = f": {_QUANTIZED}"
+        elif name in _BOTH_WAYS:
+            why = f": {_ONE_WAY}"
+        else:
+            why = suggest(name, _PASSED_ON) or f": besides its own it takes {list_some(_PASSED_ON)}"
+        raise UnknownArgumentError(f"there is no argument {name}={why}")
+
+
+def _refuse_divided(model: nn.Module) -> None:
+    name = next((n for n, p in model.named_parameters() if hasattr(p, "device_mesh")), None)
+    if name is not None:
+        raise ModelError(f"{name} is divided over processes already: {_ONE_WAY}")
 
 
 def _check(

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from anydevice.errors import OptionError
+from anydevice.nested import map_tensors
 
 __all__ = ["Failure", "join", "share"]
 
@@ -83,9 +84,13 @@ def share(output: Any, own: Mapping[str, Any], source: int, device: torch.device
         device: of this rank.
 
     Returns:
-        The output; or a `Failure`, also where it holds an object that cannot be sent.
+        The output, with its tensors on ``device``; or a `Failure`, also where it holds an object
+        that cannot be sent.
     """
     is_source = dist.get_rank() == source
+    if is_source:
+        # Hooks return it to where the inputs were, which on another rank is another kind of device.
+        output = map_tensors(lambda tensor: tensor.to(device), output)
     tensors: list[torch.Tensor] = []
     plan: list[Any] = [_plan(output, own, tensors) if is_source else None]
     dist.broadcast_object_list(plan, src=source, device=torch.device("cpu"))

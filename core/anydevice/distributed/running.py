@@ -146,7 +146,7 @@ class Pipeline:
         try:
             output = self._run(args, kwargs)
         except _Leave as leave:
-            return self._sent(leave.hidden).contiguous()
+            return self._sent(leave.hidden).to(self.state.device).contiguous()
         finally:
             self._received = None
         if not self.stage.is_last:

@@ -19,8 +19,26 @@ from anydevice.engines.renaming import follow
 from anydevice.engines.single import SingleEngine
 from anydevice.engines.states import get_state, set_state
 from anydevice.engines.wrapping import units_of
+from anydevice.errors import MissingDependencyError
 
-__all__ = ["FSDP2Engine"]
+__all__ = ["FSDP2Engine", "why_not_shardable"]
+
+
+def why_not_shardable(device_type: str) -> str:
+    """Why this torch's `fully_shard` does not run on a device type; empty where it may.
+
+    It orders its work by events, which the host's streams do not record in torch 2.6.
+    """
+    try:
+        stream = getattr(torch.get_device_module(device_type), "Stream", None)
+    except RuntimeError:  # a device without a module of torch's
+        return ""
+    if stream is None or hasattr(stream, "record_event"):
+        return ""
+    return (
+        f"torch {torch.__version__} cannot shard a model on {device_type}: its streams there "
+        "record no events"
+    )
 
 
 class FSDP2Engine(SingleEngine):
@@ -42,7 +60,14 @@ class FSDP2Engine(SingleEngine):
     def prepare(
         self, models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]
     ) -> tuple[list[nn.Module], list[torch.optim.Optimizer]]:
-        """Shard each model in place; optimizers follow the parameters."""
+        """Shard each model in place; optimizers follow the parameters.
+
+        Raises:
+            MissingDependencyError: this torch cannot shard on such a device.
+        """
+        reason = why_not_shardable(self.setup.state.device.type)
+        if reason:
+            raise MissingDependencyError(f"{reason}. Install a newer torch, or leave FSDP out")
         for model in models:
             with follow(model, optimizers):
                 self._shard(self.before(model))

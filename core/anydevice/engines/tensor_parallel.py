@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -14,6 +14,9 @@ from anydevice.engines.renaming import follow
 from anydevice.errors import ModelError, OptionError
 
 __all__ = ["TensorParallelEngine", "plan_of"]
+
+#: How transformers' plans name styles for the experts of a mixture.
+_EXPERTS: Final = ("ep_", "grouped_gemm", "moe_", "packed_")
 
 
 class TensorParallelEngine(FSDP2Engine):
@@ -78,7 +81,8 @@ def plan_of(model: nn.Module, size: int, left_out: Collection[str] = frozenset()
         left_out: names of styles whose modules stay whole.
 
     Raises:
-        ModelError: the model brings none, or a layer cannot be divided among ``size`` processes.
+        ModelError: the model brings none, or a layer cannot be divided among ``size`` processes, or
+            it has experts.
         OptionError: a style that is not known.
     """
     plan = getattr(model, "tp_plan", None) or getattr(model, "_tp_plan", None)
@@ -131,6 +135,13 @@ def _style(style: Any, pattern: str) -> Any:
         "embedding_rowwise": lambda: RowwiseParallel(input_layouts=Replicate()),
         "sequence_parallel": lambda: SequenceParallel(sequence_dim=1, use_local_output=True),
     }
+    if str(style).startswith(_EXPERTS):
+        raise ModelError(
+            f"tp_plan[{pattern!r}] = {style!r}: the experts of a mixture, several weights in one "
+            "tensor, cannot be divided among processes here. Divide the model by its blocks "
+            "(anydevice.distributed.load_pipeline), or train it with FSDP2 (dp_shard_size instead "
+            "of tp_size)"
+        )
     if style not in known:
         raise OptionError(
             f"tp_plan[{pattern!r}] = {style!r}: known are {', '.join(sorted(known))}, and torch's "
