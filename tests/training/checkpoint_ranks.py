@@ -10,6 +10,7 @@ import resource
 import signal
 import sys
 import threading
+import time
 import traceback
 from pathlib import Path
 from unittest import mock
@@ -20,7 +21,12 @@ from torch.utils.data import DataLoader
 from training.loops import close, data, fails, fresh, make, parts, plain_loop, prepared_loop
 
 from anydevice.data import DataLoaderConfiguration
-from anydevice.errors import CheckpointError, CheckpointNotFoundError, OptionError
+from anydevice.errors import (
+    CheckpointError,
+    CheckpointNotFoundError,
+    OptionError,
+    ProcessGroupError,
+)
 from anydevice.training import Accelerator, ProjectConfiguration
 from anydevice.training.checkpoints.folders import Writing
 
@@ -393,3 +399,50 @@ def _found_in(folder, way):
     save()
     place = Path(folder) / "checkpoints" if way == "named" else Path(folder)
     return weight, sorted(path.name for path in place.iterdir())
+
+
+def killed_between_ranks(rank, size, folder, victim, moment):
+    """Save, and save again: a rank is killed at its ``moment``-th file operation or meeting."""
+    os.fsync = lambda file: None
+    a, model, _ = _small(f"{folder}/run", "whole")
+    plain = a.unwrap_model(model)
+    plain.weight.data.fill_(1.0)
+    save = functools.partial(a.save_state, f"{folder}/run")
+    save()
+    plain.weight.data.fill_(2.0)
+    if rank == victim:
+        _die_at(moment, a.state._partial)
+    start = time.monotonic()
+    try:
+        save()
+        a.wait_for_everyone()
+    except ProcessGroupError as error:
+        return "told", str(error), time.monotonic() - start
+    return "saved", "", time.monotonic() - start
+
+
+def _die_at(moment, state):
+    left = moment
+
+    def count(event, args=()):
+        nonlocal left
+        if event in ("meet", "open", "os.rename", "os.mkdir", "os.remove"):
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(count)
+    meet = type(state).meet
+
+    def met(self, *args, **kwargs):
+        count("meet")
+        return meet(self, *args, **kwargs)
+
+    type(state).meet = met  # it has slots of its own: this process ends anyhow
+
+
+def found_after(rank, size, folder):
+    """The weight that is loaded, by one process."""
+    a, model, _ = _small(f"{folder}/run", "whole")
+    a.load_state(f"{folder}/run")
+    return a.unwrap_model(model).weight.unique().tolist()

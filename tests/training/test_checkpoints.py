@@ -6,6 +6,7 @@ import functools
 
 import pytest
 import torch
+from launching import Failed
 from launching import run_ranks as launch
 from safetensors.torch import load_file
 from training import checkpoint_ranks
@@ -75,6 +76,21 @@ def test_a_kill_while_saving_leaves_a_whole_checkpoint(tmp_path):
         assert moment > 0 or weight == 1.0 or not died, (way, moment)
         assert not [name for name in names if name.startswith(".")], (way, moment, names)
         assert way != "named" or len(names) == 1, (moment, names)
+
+
+@pytest.mark.parametrize(("victim", "moment"), [(0, 2), (0, 9), (0, 16), (1, 1), (1, 2)])
+def test_a_rank_that_is_killed_while_saving_is_named(victim, moment, tmp_path):
+    """The last checkpoint is whole, and the others end with its name, and not by the timeout."""
+    found = run_ranks(
+        checkpoint_ranks.killed_between_ranks, 2, "cpu", str(tmp_path), victim, moment, check=False
+    )
+    assert isinstance(found[victim], Failed), found
+    kind, message, seconds = found[1 - victim]
+    assert kind == "told"
+    assert f"rank {victim}" in message
+    assert seconds < 45
+    ((weight,),) = run_ranks(checkpoint_ranks.found_after, 1, "cpu", str(tmp_path))
+    assert weight in (1.0, 2.0)
 
 
 def test_a_folder_of_the_peer_loads(tmp_path):

@@ -231,7 +231,7 @@ def _shard_stream(made: PreparedLoader, count: int, index: int) -> None:
 
 
 def _is_split(dataset: Any, count: int, index: int) -> bool:
-    """Whether the user has divided the stream already, with ``datasets``' `split_by_node`."""
+    """Whether the user has divided the stream already: ``datasets``' `split_dataset_by_node`."""
     own = getattr(dataset, "_distributed", None)
     if own is None or getattr(own, "world_size", 1) == 1:
         return False

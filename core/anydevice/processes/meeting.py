@@ -28,6 +28,7 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -102,12 +103,13 @@ class Meetings:
         line = line or calling_line()
         said = {"number": number, "call": call, "line": line, "brings": description}
         digest = hashlib.blake2b(repr((call, description)).encode(), digest_size=_DIGEST).digest()
-        store.set(f"at/{self._rank}/{number % 2}", json.dumps(said, default=repr))
-        store.set(f"{number}/{self._rank}", digest + payload)
-        if number > 2:
-            store.delete_key(f"{number - 2}/{self._rank}")
-        found = self._wait([f"{number}/{rank}" for rank in range(self._size)], said)
-        store.set(f"read/{self._rank}", str(number))
+        with self._served(said):
+            store.set(f"at/{self._rank}/{number % 2}", json.dumps(said, default=repr))
+            store.set(f"{number}/{self._rank}", digest + payload)
+            if number > 2:
+                store.delete_key(f"{number - 2}/{self._rank}")
+            found = self._wait([f"{number}/{rank}" for rank in range(self._size)], said)
+            store.set(f"read/{self._rank}", str(number))
         if any(other[:_DIGEST] != digest for other in found):
             self._disagree(number, said)
         return [other[_DIGEST:] for other in found]
@@ -138,23 +140,30 @@ class Meetings:
     def _wait(self, keys: list[str], said: dict[str, Any]) -> list[bytes]:
         start = look = time.monotonic()
         notice = start + _NOTICE
+        while not self._store.check(keys):
+            now = time.monotonic()
+            if now > notice:
+                notice = math.inf
+                self._say(keys, said)
+            if now - look > _LOOK or now - start > self._limit.total_seconds():
+                look = now
+                self._look(keys, said, late=now - start > self._limit.total_seconds())
+            time.sleep(min(_LONGEST, _PART * (now - start)))
+        found: list[bytes] = self._store.multi_get(keys)
+        return found
+
+    @contextlib.contextmanager
+    def _served(self, said: dict[str, Any]) -> Iterator[None]:
+        """Say who has ended where the store is gone."""
         try:
-            while not self._store.check(keys):
-                now = time.monotonic()
-                if now > notice:
-                    notice = math.inf
-                    self._say(keys, said)
-                if now - look > _LOOK or now - start > self._limit.total_seconds():
-                    look = now
-                    self._look(keys, said, late=now - start > self._limit.total_seconds())
-                time.sleep(min(_LONGEST, _PART * (now - start)))
-            found: list[bytes] = self._store.multi_get(keys)
+            yield
         except dist.DistNetworkError as error:
+            by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() == "true"
             raise MissingRankError(
                 f"rank {self._rank} at {said['line']} ({said['call']}): the store that the ranks "
-                f"share is gone, so the process that served it has ended: {error!s:.200}"
+                f"share is gone: {'the launcher' if by_agent else 'rank 0'}, which served it, has "
+                f"ended: {error!s:.200}"
             ) from error
-        return found
 
     def _say(self, keys: list[str], said: dict[str, Any]) -> None:
         """Say for whom this rank waits: long before the error, which comes at the group's limit."""
