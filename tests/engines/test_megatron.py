@@ -134,6 +134,7 @@ def test_fields_do_what_they_say(tmp_path):
         assert {name: seen[name] for name in EFFECTS} == EFFECTS
         assert seen["decoder_last_pipeline_num_layers"] == 2 - rank
         assert "seq_length=7" in seen["seq_length"]
+        assert seen["samples are gathered once"]
 
 
 @pytest.mark.parametrize("field", REFUSED)
