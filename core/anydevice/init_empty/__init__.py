@@ -29,6 +29,7 @@ from torch.nn.modules import module as torch_module
 
 from anydevice.devices import META, Device, DeviceLike, resolve_device
 from anydevice.init_empty.calls import CallMode
+from anydevice.init_empty.leaving import Entered, finish_contexts
 from anydevice.init_empty.log import MAX_CONSTANT, Log
 from anydevice.init_empty.operations import OperationMode
 from anydevice.tensors import move_tensor
@@ -86,25 +87,61 @@ def init_on_device(device: DeviceLike, include_buffers: bool | None = None) -> I
     """
     place = resolve_device(device)
     _listen()
-    log = _local.contexts[-1].log if _local.contexts else None
-    is_new = log is None and place == META and not include_buffers
-    if is_new:
-        log = Log()
-    _local.contexts.append(_Context(place, bool(include_buffers), log))
+    outer = list(_local.contexts)
+    log = outer[-1].log if outer else None
+    if log is not None or place != META or include_buffers:
+        opened = _opened(_Context(place, bool(include_buffers), log), outer)
+    else:
+        opened = _logged(_Context(place, False, Log()), outer)
+    with opened:
+        yield
+
+
+@contextlib.contextmanager
+def _opened(context: _Context, outer: list[_Context]) -> Iterator[None]:
+    """Open a context that has no log, or that of an outer one."""
     try:
-        with contextlib.ExitStack() as stack:
-            if is_new and log is not None:
-                stack.enter_context(OperationMode(log))
-                stack.enter_context(CallMode(log))
-            if include_buffers:
-                stack.enter_context(torch.device(place.torch))
-            yield
-        if is_new and log is not None:
-            log.make_all_real()
+        try:
+            _local.contexts.append(context)
+            place = context.device.torch
+            with torch.device(place) if context.buffers else contextlib.nullcontext():
+                try:
+                    yield
+                except BaseException as error:
+                    finish_contexts(error)
+                    raise
+        finally:
+            _local.contexts[:] = outer
     finally:
-        if is_new and log is not None:
-            log.put_back()
-        _local.contexts.pop()
+        _local.contexts[:] = outer  # an interrupt may have cut the first short
+
+
+@contextlib.contextmanager
+def _logged(context: _Context, outer: list[_Context]) -> Iterator[None]:
+    """Open a context with a log of its own."""
+    log = context.log
+    assert log is not None
+    entered = Entered(OperationMode(log), CallMode(log))
+
+    def close() -> None:
+        entered.leave()
+        _local.contexts[:] = outer
+        log.put_back()
+
+    try:
+        try:
+            _local.contexts.append(context)
+            entered.enter()
+            yield
+            entered.leave()
+            log.make_all_real()
+        except BaseException as error:
+            finish_contexts(error)
+            raise
+        finally:
+            close()
+    finally:
+        close()
 
 
 @dataclasses.dataclass
@@ -175,7 +212,7 @@ def _on_buffer(_module: nn.Module, _name: str, buffer: Any) -> Any:
     if context is None or buffer is None:
         return None
     log = context.log
-    if log is not None and not context.buffers:
+    if log is not None and not (context.buffers and context.device == META):
         log.make_real([buffer], even_owned=True)
     with _undisturbed(log):
         if not context.buffers:
