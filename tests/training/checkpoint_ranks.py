@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader
 from training.loops import close, data, fails, fresh, make, parts, plain_loop, prepared_loop
 
 from anydevice.data import DataLoaderConfiguration
+from anydevice.engines import FullyShardedDataParallelPlugin
 from anydevice.errors import (
     CheckpointError,
     CheckpointNotFoundError,
@@ -446,3 +447,33 @@ def found_after(rank, size, folder):
     a, model, _ = _small(f"{folder}/run", "whole")
     a.load_state(f"{folder}/run")
     return a.unwrap_model(model).weight.unique().tolist()
+
+
+def adapters_alone(rank, size, folder):
+    """A sharded PEFT model: its adapters are saved without what is frozen, and read back."""
+    from peft import LoraConfig, get_peft_model
+
+    from anydevice.utils import load_fsdp_model, save_fsdp_model
+
+    kept = {}
+    for layout in ("SHARDED_STATE_DICT", "FULL_STATE_DICT"):
+        fresh()
+        plugin = FullyShardedDataParallelPlugin(state_dict_type=layout)
+        a = Accelerator(cpu=True, fsdp_plugin=plugin)
+        model = get_peft_model(parts()[0], LoraConfig(r=2, target_modules=["up", "last"]))
+        model = a.prepare(model)
+        trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        for parameter in trained.values():
+            parameter.data.fill_(3.0)
+        place = f"{folder}/{layout}"
+        save_fsdp_model(plugin, a, model, place, adapter_only=True)
+        for parameter in model.parameters():
+            parameter.data.fill_(1.0)
+        load_fsdp_model(plugin, a, model, place, adapter_only=True)
+        for name, parameter in model.named_parameters():
+            wanted = 3.0 if name in trained else 1.0
+            assert parameter.full_tensor().unique().tolist() == [wanted], name
+        with fails(CheckpointNotFoundError, "no adapters"):
+            load_fsdp_model(plugin, a, model, f"{folder}/none", adapter_only=True)
+        kept[layout] = sum(p.stat().st_size for p in Path(place).rglob("*") if p.is_file())
+    return kept

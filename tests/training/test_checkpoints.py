@@ -93,6 +93,11 @@ def test_a_rank_that_is_killed_while_saving_is_named(victim, moment, tmp_path):
     assert weight in (1.0, 2.0)
 
 
+def test_adapters_of_a_sharded_model_are_saved_alone(tmp_path):
+    pytest.importorskip("peft")
+    assert all(run_ranks(checkpoint_ranks.adapters_alone, 2, "cpu", str(tmp_path)))
+
+
 def test_a_folder_of_the_peer_loads(tmp_path):
     """Written by accelerate 1.15.0 with AdamW and StepLR, and read back by weights only."""
     accelerate = pytest.importorskip("accelerate")

@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from anydevice.errors import OptionError
+from anydevice.errors import CheckpointNotFoundError
+from anydevice.inspecting import is_peft_model
 from anydevice.training.checkpoints.fitting import plan_model, plan_optimizer
+from anydevice.training.checkpoints.reading import Parts, read_torch
 from anydevice.training.checkpoints.weights import (
     ModelFiles,
     numbered_name,
@@ -32,10 +34,8 @@ def save_fsdp_model(
 ) -> None:
     """Write a sharded model's weights: whole or in parts, as the plugin's ``state_dict_type`` says.
 
-    All processes call this.
-
-    Raises:
-        OptionError: ``adapter_only`` of a peft model: save it with its own ``save_pretrained``.
+    All processes call this. With ``adapter_only`` only what is trained of a PEFT model is written:
+    its adapters, and not the frozen weights beneath.
 
     Example:
         >>> from torch import nn
@@ -46,10 +46,11 @@ def save_fsdp_model(
         >>> model = accelerator.prepare(nn.Linear(2, 2))
         >>> save_fsdp_model(plugin, accelerator, model, "checkpoint")
     """
-    _refuse_adapter(adapter_only, accelerator, model)
     folder = _folder(output_dir)
     whole = fsdp_plugin.state_dict_type == "FULL_STATE_DICT"
     state = accelerator.engine.state_dict(model, full=whole)
+    if adapter_only:
+        state = _trained(accelerator, model, state)
     if not whole:
         save_parts({"model": state}, folder / ModelFiles.parts.format(model_index))
     elif accelerator.should_save_model:
@@ -66,7 +67,7 @@ def load_fsdp_model(
     adapter_only: bool = False,
     use_dcp: bool = True,
 ) -> None:
-    """Read what `save_fsdp_model` wrote; all processes call this.
+    """Read what `save_fsdp_model` wrote; all processes call this, with the same ``adapter_only``.
 
     Example:
         >>> from torch import nn
@@ -78,8 +79,10 @@ def load_fsdp_model(
         >>> save_fsdp_model(plugin, accelerator, model, "checkpoint")
         >>> load_fsdp_model(plugin, accelerator, model, "checkpoint")
     """
-    _refuse_adapter(adapter_only, accelerator, model)
-    plan_model(accelerator.engine, model, Path(input_dir), model_index)()
+    if adapter_only and is_peft_model(accelerator.unwrap_model(model)):
+        _load_trained(accelerator, model, Path(input_dir), model_index)
+    else:
+        plan_model(accelerator.engine, model, Path(input_dir), model_index)()
 
 
 def save_fsdp_optimizer(
@@ -142,7 +145,6 @@ def load_fsdp_optimizer(
         >>> save_fsdp_optimizer(plugin, accelerator, optimizer, model, "checkpoint")
         >>> load_fsdp_optimizer(plugin, accelerator, optimizer, model, "checkpoint")
     """
-    _refuse_adapter(adapter_only, accelerator, model)
     plan_optimizer(accelerator.engine, model, optimizer, Path(input_dir), optimizer_index)()
 
 
@@ -152,9 +154,26 @@ def _folder(path: str | os.PathLike[str]) -> Path:
     return folder
 
 
-def _refuse_adapter(adapter_only: bool, accelerator: Any, model: nn.Module) -> None:
-    """A model without adapters is written whole; of one that has them, parts are not told apart."""
-    if adapter_only and hasattr(accelerator.unwrap_model(model), "peft_config"):
-        raise OptionError(
-            "adapter_only=True is not there: save the adapter with the model's save_pretrained()"
+def _trained(accelerator: Any, model: nn.Module, state: dict[str, Any]) -> dict[str, Any]:
+    """What is trained of a PEFT model; all of another one."""
+    plain = accelerator.unwrap_model(model, keep_torch_compile=False)
+    if not is_peft_model(plain):
+        return state
+    names = {name for name, parameter in plain.named_parameters() if parameter.requires_grad}
+    return {name: value for name, value in state.items() if name in names}
+
+
+def _load_trained(accelerator: Any, model: nn.Module, folder: Path, index: int) -> None:
+    engine = accelerator.engine
+    parts = Parts(folder, ModelFiles.parts.format(index), "model", index)
+    whole = folder / numbered_name(ModelFiles.torch_file, index)
+    if parts.exist():
+        state = _trained(accelerator, model, engine.state_dict(model, full=False))
+        parts.read(state)
+    elif whole.exists():
+        state = read_torch(whole)
+    else:
+        raise CheckpointNotFoundError(
+            f"{str(folder)!r} has no adapters: neither {parts.path.name} nor {whole.name}"
         )
+    engine.load_state_dict(model, state, strict=False)
