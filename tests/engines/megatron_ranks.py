@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+import warnings
 
 import torch
 from torch.utils.data import DataLoader
@@ -435,7 +436,10 @@ def losses_seen(folder):
     accelerator.save_state(f"{folder}/without")
     saved = torch.load(f"{folder}/without/optimizer.bin", weights_only=True)
     seen["no_save_optim"] = len(saved["state"])
-    accelerator, _, _, _ = trained({})
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        accelerator, _, _, _ = trained({})
+    seen["schedulers warn"] = any("lr_scheduler" in str(each.message) for each in told)
     accelerator.save_state(f"{folder}/with")
     accelerator, things, _, _ = trained({"no_load_optim": True}, steps=0)
     accelerator.load_state(f"{folder}/with")

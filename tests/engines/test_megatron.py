@@ -135,6 +135,7 @@ def test_fields_do_what_they_say(tmp_path):
         assert seen["decoder_last_pipeline_num_layers"] == 2 - rank
         assert "seq_length=7" in seen["seq_length"]
         assert seen["samples are gathered once"]
+        assert not seen["schedulers warn"]
 
 
 @pytest.mark.parametrize("field", REFUSED)

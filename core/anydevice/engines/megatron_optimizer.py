@@ -172,6 +172,7 @@ class MegatronOptimizer:
                         group[name] = theirs[name]
         with self._here.working():
             self.skipped = not self._made.step()[0]
+        vars(self._optimizer)["_opt_called"] = True  # schedulers warn where it never stepped
         for part in self._parts():
             part.config.clip_grad = self._clipping
         self.forget()
