@@ -65,7 +65,9 @@ def _rows(dice: Dice) -> list[torch.Tensor]:
 
 def _shifted(dice: Dice) -> list[torch.Tensor]:
     """Far from zero, where an unshifted exponential overflows."""
-    return [dice.floats(dice.size(), dice.size(), scale=3.0) + dice.among(0.0, 90.0, -120.0)]
+    rows = dice.size()
+    shifts = torch.tensor([90.0, 0.0, -120.0]).repeat(rows)[:rows, None]
+    return [dice.floats(rows, dice.size(), scale=3.0) + shifts]
 
 
 def _scaled_rows(dice: Dice) -> list[torch.Tensor]:

@@ -103,7 +103,10 @@ def _hero(report: Mapping[str, Any]) -> str:
     devices = stamps.get("devices", [])
     package = f"{plugin.get('distribution', '?')} {plugin.get('version', '')}"
     when = str(stamps.get("started", "?")).replace("T", " ").replace("+00:00", " UTC")
-    names = ", ".join(dict.fromkeys(device["name"] for device in devices)) or "no device"
+    names = Counter(device["name"] for device in devices)
+    shown = [f"{n} &times; {escaped(name)}" for name, n in names.items()]
+    if len(shown) == len(devices):  # each has a name of its own
+        shown = [escaped(name) for name in names]
     return f"""<section class="card hero" style="--tone:{tone}">
 <p class="eyebrow">anydevice backend specification {escaped(report["spec"])}</p>
 <h1><code>{escaped(stamps.get("device_type", "?"))}</code>: \
@@ -112,7 +115,7 @@ def _hero(report: Mapping[str, Any]) -> str:
 {bar(counts)}{_legend(counts)}
 <h2>Tried on</h2>
 <dl class="facts">
-<div><dt>Devices</dt><dd>{len(devices)} &times; {escaped(names)}</dd></div>
+<div><dt>Devices</dt><dd>{", ".join(shown) or "no device"}</dd></div>
 <div><dt>Package</dt><dd>{escaped(package)}</dd></div>
 <div><dt>Driver</dt><dd>{escaped(stamps.get("driver") or "not told")}</dd></div>
 <div><dt>torch</dt><dd>{escaped(stamps.get("torch", "?"))}</dd></div>
@@ -220,7 +223,7 @@ def _unseen(results: Sequence[Result]) -> str:
         f"<tr><td><span class=id>{r['paragraph']}</span>"
         f"{code(load_catalogue()[r['check']].title)}</td>"
         f"<td class=state>{r['status']}</td>"
-        f"<td>{escaped(r['message'].splitlines()[0][:200])}</td></tr>\n"
+        f"<td>{_unbroken(r['message'].splitlines()[0][:200])}</td></tr>\n"
         for r in results
         if r["status"] in ("no hardware", "skipped") and r["message"]
     ]
@@ -231,6 +234,11 @@ def _unseen(results: Sequence[Result]) -> str:
         f'<h2>Not verified on this machine</h2><div class="card"><table>{head}{"".join(rows)}'
         "</table></div>\n"
     )
+
+
+def _unbroken(text: str) -> str:
+    """Escaped; an option such as ``--quick`` stays on one line."""
+    return escaped(text).replace("--", "&#8209;&#8209;")
 
 
 def _timings(results: Sequence[Result]) -> str:

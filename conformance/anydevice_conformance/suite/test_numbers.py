@@ -172,6 +172,10 @@ def test_DTY_015_edge_casts(subject: Subject, index: int) -> None:
         assert torch.equal(
             subject.fetch(wide).nan_to_num(7.0), source.to(dtype).float().nan_to_num(7.0)
         ), f"{dtype} to float32 is wrong"
+    wide = torch.tensor([2.0**40, -(2.0**40), 2.0**31, -(2.0**31) - 1024, 2.0**24 + 2])
+    for dtype in subject.supported(torch.float64, torch.float32):
+        found = subject.fetch(subject.put(wide.to(dtype), index).to(torch.int64))
+        assert torch.equal(found, wide.to(dtype).long()), f"{dtype} to int64: {found.tolist()}"
     small = torch.tensor([0.0, 0.9, -0.9, 1.5, -1.5, 2.5, 100.7, -100.7, 126.99])
     for dtype in subject.supported(torch.int64, torch.int32, torch.int16, torch.int8, torch.bool):
         found = subject.fetch(subject.put(small, index).to(dtype))
