@@ -355,6 +355,7 @@ def test_trackers(tmp_path):
     )
     accelerator.init_trackers("run", config={"lr": 0.1, "deep": {"width": 3}})
     accelerator.log({"loss": torch.tensor(0.5), "both": {"a": 1, "b": 2}}, step=4)
+    accelerator.log({"not yet": None}, step=5)
     accelerator.log_images({"image": torch.zeros(1, 4, 4, 3)}, step=4)
     assert accelerator.get_tracker("own") is own
     assert accelerator.get_tracker("jsonl", unwrap=True) == tmp_path / "run" / "log.jsonl"
@@ -363,7 +364,8 @@ def test_trackers(tmp_path):
     with pytest.raises(OptionError, match="init_kwargs for 'x'"):
         accelerator.init_trackers("run", init_kwargs={"x": {}})
     accelerator.end_training()
-    (line,) = (tmp_path / "run" / "log.jsonl").read_text().splitlines()
+    line, empty = (tmp_path / "run" / "log.jsonl").read_text().splitlines()
+    assert json.loads(empty)["not yet"] is None
     kept = json.loads(line)
     kept.pop("time")
     assert kept == {"step": 4, "loss": 0.5, "both/a": 1, "both/b": 2}

@@ -75,13 +75,13 @@ class TensorBoardTracker(GeneralTracker):
         (Path(self.logging_dir) / "hparams.json").write_text(text, encoding="utf-8")
 
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Keep numbers as scalars, texts as text, mappings of numbers as one chart."""
+        """Keep numbers as scalars, texts as text, mappings of numbers as one chart; not None."""
         for key, value in values.items():
             if isinstance(value, Mapping):
                 self.writer.add_scalars(key, flat(value), global_step=step, **kwargs)
             elif isinstance(value, str):
                 self.writer.add_text(key, value, global_step=step, **kwargs)
-            else:
+            elif value is not None:
                 self.writer.add_scalar(key, value, global_step=step, **kwargs)
         self.writer.flush()
 
