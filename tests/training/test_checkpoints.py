@@ -85,10 +85,9 @@ def test_a_rank_that_is_killed_while_saving_is_named(victim, moment, tmp_path):
         checkpoint_ranks.killed_between_ranks, 2, "cpu", str(tmp_path), victim, moment, check=False
     )
     assert isinstance(found[victim], Failed), found
-    kind, message, seconds = found[1 - victim]
+    kind, message = found[1 - victim]  # a rank that hangs is killed, and is a Failed too
     assert kind == "told"
     assert f"rank {victim}" in message
-    assert seconds < 45
     ((weight,),) = run_ranks(checkpoint_ranks.found_after, 1, "cpu", str(tmp_path))
     assert weight in (1.0, 2.0)
 
