@@ -196,8 +196,8 @@ EDGES: Final[dict[str, Operation]] = {
     "broadcast over heads": Operation(
         N, lambda x: x * x[:, :1] + x[:, :, :1] * x[..., :1], _cube, loose=4
     ),
-    "logsumexp": Operation(R, lambda x: x.logsumexp(-1), _rows, loose=4),
-    "norm": Operation(R, lambda x: x.norm(dim=-1), _rows, loose=4),
+    "logsumexp": Operation(N, lambda x: x.logsumexp(-1), _rows, loose=4),
+    "norm": Operation(N, lambda x: x.norm(dim=-1), _rows, loose=4),
     "unbiased variance": Operation(R, lambda x: x.var(-1), _large, loose=30),
     "mean of large values": Operation(R, lambda x: x.mean(-1), _large, loose=2),
     "sum of many": Operation(R, lambda x: (x / 64).sum(), _far, loose=20),
