@@ -143,7 +143,7 @@ def _try(
     rounds = 2 if collective.twice else 1
     inputs = [[_values(collective, r, n) for r in range(world)] for n in range(rounds)]
     if collective.slow == rank:
-        time.sleep(0.01 if collective.seed % 4 else 0.3)
+        time.sleep(0.01 if collective.seed % 4 else 0.1)
     on_side = collective.side_stream and stream is not None
     with backend.use_stream(stream) if on_side else contextlib.nullcontext():
         size = collective.offset + collective.count + _MARGIN

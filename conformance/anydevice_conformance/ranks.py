@@ -229,14 +229,16 @@ STEPS: Final[dict[str, Callable[[Any, torch.device, int, int], Any]]] = {
     "send": _send,
     "host": _host,
 }
-#: Parts to steps; each part has processes of its own.
+_TRAINING: Final[dict[str, Callable[[Any, torch.device, int, int], Any]]] = {
+    "ddp": rank_training.ddp,
+    "sharded": rank_training.sharded,
+    "checkpoint": rank_training.checkpoint,
+    "resumed": rank_training.resumed,
+}
+#: Parts to steps; each part has processes of its own. A quick run starts processes once, for all.
 PARTS: Final[dict[str, dict[str, Callable[[Any, torch.device, int, int], Any]]]] = {
     "steps": STEPS,
     "laws": {},
-    "training": {
-        "ddp": rank_training.ddp,
-        "sharded": rank_training.sharded,
-        "checkpoint": rank_training.checkpoint,
-        "resumed": rank_training.resumed,
-    },
+    "training": _TRAINING,
+    "all": {**STEPS, **_TRAINING},
 }

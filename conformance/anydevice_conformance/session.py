@@ -110,6 +110,7 @@ class Session:
         self._watchdog = watchdog
         self._cases: dict[str, dict[str, Any]] = {}
         self._earlier = journal.earlier()
+        self._modules = 0  # that were imported when the collector was spared last
 
     # ------------------------------------------------------------------ collection
 
@@ -142,9 +143,15 @@ class Session:
         self.journal.write("deselected", checks=list(names))
 
     def pytest_collection_finish(self) -> None:
-        """Spare the garbage collector what is loaded by now: checks collect often."""
-        gc.collect()
-        gc.freeze()
+        """The checks begin."""
+        self._spare_collector()
+
+    def _spare_collector(self) -> None:
+        """Spare the garbage collector what has been imported by now: checks collect often."""
+        if len(sys.modules) > self._modules + 100 or not gc.get_freeze_count():
+            self._modules = len(sys.modules)
+            gc.collect()
+            gc.freeze()
 
     # ------------------------------------------------------------------ running
 
@@ -166,6 +173,7 @@ class Session:
         """Note the beginning and the end of each run of a check."""
         if not _is_check(item):
             return (yield)
+        self._spare_collector()
         case = _case_name(item)
         needs = _needs(item)
         self.journal.write("start", check=check_name(item), case=case, needs=needs)
