@@ -129,11 +129,7 @@ def test_strategies() -> None:
     tight = {0: 288 * 2, 1: 288 * 9, 2: 288 * 9, "cpu": 10**6}
     assert bytes_by_device("balanced", tight) == [2, 5, 5, 0]
     small = {0: 288 * 4, 1: 288 * 4, "cpu": 10**6}
-    assert bytes_by_device("auto", small) == [
-        2,
-        4,
-        6,
-    ]
+    assert bytes_by_device("auto", small) == [3, 4, 5]
     assert bytes_by_device("balanced_low_0", {0: 288 * 9, 1: 288 * 7, "cpu": 0}) == [5, 7, 0]
 
 

@@ -45,7 +45,7 @@ def test_a_run_ends_when_its_device_is_full() -> None:
     assert back == [0, "cpu", "cpu", 0]
 
 
-def test_room_is_for_two_where_that_costs_little_else_for_one_else_for_leaves() -> None:
+def test_room_is_for_two_blocks_where_that_costs_little_else_for_one_layer() -> None:
     class Block(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -58,8 +58,9 @@ def test_room_is_for_two_where_that_costs_little_else_for_one_else_for_leaves() 
         return plan.ahead, plan.whole, plan.share_of(0).reserve, plan.bytes_on(0)  # type: ignore[union-attr]
 
     assert shape(1000) == (2, True, 200, 800)
-    assert shape(250) == (1, True, 100, 100)
+    assert shape(250) == (1, True, 60, 160)
     assert shape(170) == (1, False, 60, 100)
+    assert shape(1500) == (1, True, 100, 1400)  # little is offloaded: no buffer is worth it
     assert shape(2000) == (0, True, 0, 2000)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -32,12 +33,20 @@ def greedy(sizes: list[int], budget: int) -> int:
 @given(
     st.lists(st.lists(st.integers(1, 9), min_size=2, max_size=3), min_size=3, max_size=4),
     st.integers(0, 120),
+    st.booleans(),
 )
-def test_never_fewer_bytes_than_a_greedy_fill_by_layers(widths, budget):
+def test_never_fewer_bytes_than_a_greedy_fill_by_layers(widths, budget, prefetch):
     model = nn.Sequential(*[Block(layers) for layers in widths])
     sizes = [4 * width for layers in widths for width in layers]
-    placement = infer_auto_device_map(model, {0: 4 * budget, "cpu": 10**6}, prefetch=False)
+    placement = infer_auto_device_map(model, {0: 4 * budget, "cpu": 10**6}, prefetch=prefetch)
     assert placement.bytes_on(0) >= greedy(sizes, 4 * budget)
+
+
+@pytest.mark.parametrize("layers", range(13))
+def test_prefetching_takes_nothing_from_small_devices(layers):
+    model = nn.Sequential(*[Block([8, 8]) for _ in range(6)])
+    placement = infer_auto_device_map(model, {0: 32 * layers, "cpu": 10**6})
+    assert placement.bytes_on(0) >= greedy([32] * 12, 32 * layers)
 
 
 def test_room_for_one_block_and_a_half():

@@ -56,8 +56,7 @@ class Plan:
         stay: blocks whose own modules are too large for every accelerator: they run on the host.
         offload_buffers: whether buffers of offloaded blocks are stored with their parameters.
         resident: bytes of the blocks on the accelerators.
-        is_tight: whether the reserve takes much of the accelerator that holds it, or nothing fits
-            next to it.
+        is_tight: whether prefetching is not worth its memory.
         inventory: the blocks.
     """
 
@@ -92,7 +91,7 @@ def plan_blocks(
         inventory: the blocks.
         accelerators: bytes of each accelerator, fastest first.
         host: bytes of the host; None when it is not to be used.
-        prefetch: reserve memory for the next offloaded block too, where there is enough.
+        prefetch: reserve memory for the next offloaded block too, where that is worth it.
         offload_buffers: buffers of offloaded blocks are stored and loaded with their parameters; in
             any case where no executing device could hold them all (see `Plan.offload_buffers`).
         share: go back to a device that has space left rather than to a slower tier (breaks law 1).
@@ -190,13 +189,24 @@ def _fill_accelerators(
             continue
         if best is None or tier.resident > best.resident:
             best = tier
-        assert best.main is not None
-        if prefetch and best.resident and 2 * best.reserve <= capacities[best.main]:
-            return best  # prefetching is worth that much memory
+        if shape.whole and shape.ahead == 2 and _is_worth_it(tier, capacities, sum(sizes)):
+            return tier
     if best is None:  # any reserve would do for the blocks, so it is the buffers
         raise _BuffersDoNotFit
     best.is_tight = True
     return best
+
+
+def _is_worth_it(tier: _Tier, capacities: Sequence[int], total: int) -> bool:
+    """Whether prefetching is worth the memory of its two buffers.
+
+    What they take from the weights is copied in each forward. On a small device, or where little is
+    offloaded, that costs more time than the overlap saves.
+    """
+    if not tier.resident:
+        return False
+    assert tier.main is not None
+    return 2 * tier.reserve <= capacities[tier.main] and 4 * tier.reserve <= total - tier.resident
 
 
 def _with_reserve(

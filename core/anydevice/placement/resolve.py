@@ -231,24 +231,24 @@ def _best_plan(
 ) -> Plan:
     """Plan with the blocks as found; with layers too where the budgets are small for blocks."""
 
-    def plan(blocks: Inventory) -> Plan:
+    def plan(blocks: Inventory, prefetch: bool) -> Plan:
         return plan_blocks(
             blocks,
             accelerators,
             host.size if host is not None else None,
-            prefetch=options.prefetch,
+            prefetch=prefetch,
             offload_buffers=options.offload_buffers,
             share=options.fallback_allocation,
         )
 
-    best = plan(inventory)
+    best = plan(inventory, options.prefetch)
     found = options.no_split_module_classes is None
     if not (found and accelerators and best.is_tight):
         return best
     layers = take_inventory(model, None, options.dtype, options.special_dtypes, layers=True)
     if len(layers.blocks) == len(inventory.blocks):
         return best
-    other = plan(layers)
+    other = plan(layers, prefetch=False)
     return other if other.resident > best.resident else best
 
 
