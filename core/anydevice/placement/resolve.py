@@ -75,8 +75,8 @@ def infer_auto_device_map(
             budget below 1, or a dict of device to either. By default a tenth of what was measured
             (of the host's memory too), and nothing where ``max_memory`` is given.
         disk: False forbids it; a size caps it, as ``max_memory["disk"]`` does.
-        prefetch: keep room for two visiting blocks, so that the next one can be fetched while one
-            runs; where a device is too small for that, room for one.
+        prefetch: reserve memory for two offloaded blocks where that takes little, so that the next
+            one is copied while one runs; else for one.
 
     Returns:
         The placement. Its values spell devices as ``max_memory`` does.
