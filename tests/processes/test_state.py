@@ -238,7 +238,8 @@ SCRIPT = """
 from anydevice import PartialState
 state = PartialState()
 state.wait_for_everyone()
-print("I am", state.process_index, "of", state.num_processes, state.distributed_type, flush=True)
+line = f"I am {state.process_index} of {state.num_processes} {state.distributed_type}"
+print(line + "\\n", end="", flush=True)  # in one piece, also where Python does not buffer
 state.destroy_process_group()
 """
 

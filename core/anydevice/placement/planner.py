@@ -10,9 +10,9 @@ takes what it can before the next one does.
 2. *No budget is exceeded.* A tied weight counts once on each device that holds a name of it.
 3. *A reserve for offloaded blocks.* A block that is stored on the host or the disk is loaded onto
    the executing device when it runs. That device (the first accelerator that holds anything)
-   reserves memory for the
-   largest such block, twice when the next one is fetched ahead, and for the buffers of all of them
-   where buffers are not offloaded. The host reserves the largest block on the disk.
+   reserves memory for the largest such block, twice when the next one is prefetched, and for the
+   buffers of all of them where buffers are not offloaded. The host reserves the largest block on
+   the disk.
 4. *Blocks stay whole, ties stay together.* A block that is mostly tied weights goes with the one
    that it is tied to.
 5. *Nothing rests on a slower tier that could move up without breaking the above.*
@@ -203,9 +203,8 @@ def _is_worth_it(tier: _Tier, capacities: Sequence[int], total: int) -> bool:
     What they take from the weights is copied in each forward. On a small device, or where little is
     offloaded, that costs more time than the overlap saves.
     """
-    if not tier.resident:
+    if tier.main is None or not tier.resident:
         return False
-    assert tier.main is not None
     return 2 * tier.reserve <= capacities[tier.main] and 4 * tier.reserve <= total - tier.resident
 
 
