@@ -142,10 +142,6 @@ class Session:
         names = dict.fromkeys(check_name(i) for i in items if _is_check(i))
         self.journal.write("deselected", checks=list(names))
 
-    def pytest_collection_finish(self) -> None:
-        """The checks begin."""
-        self._spare_collector()
-
     def _spare_collector(self) -> None:
         """Spare the garbage collector what has been imported by now: checks collect often."""
         if len(sys.modules) > self._modules + 100 or not gc.get_freeze_count():

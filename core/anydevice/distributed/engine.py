@@ -119,8 +119,9 @@ class PipelineEngine(Engine):
         self, parameters: Iterable[torch.Tensor], max_norm: float, norm_type: float = 2.0
     ) -> torch.Tensor:
         """Scale gradients so that their norm over all stages is at most ``max_norm``."""
-        grads = [(p.grad, id(p) in self.shared.counted) for p in parameters if p.grad is not None]
-        counted = [grad for grad, counts in grads if counts]
+        parameters = list(parameters)
+        here = [p for p in parameters if id(p) in self.shared.counted]
+        counted = [p.grad for p in here if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(counted, norm_type).to(self.setup.state.device)
         if self.setup.state.num_processes > 1:
             if norm_type == float("inf"):
@@ -129,9 +130,7 @@ class PipelineEngine(Engine):
                 norm = norm**norm_type
                 dist.all_reduce(norm)
                 norm = norm ** (1 / norm_type)
-        factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
-        for grad, _ in grads:
-            grad.mul_(factor)
+        torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
         return norm
 
     def unwrap(self, model: nn.Module) -> nn.Module:
