@@ -144,6 +144,7 @@ def build(program: list[tuple[str, int, int, int]], *, empty: bool) -> Built:
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(programs)
 @example([("s", 11, 0, 0), ("s", 0, 0, 0), ("s", 0, 0, 0), ("p", 0, 0, 0), ("o", 19, 3, 0)])
+@example([("s", 11, 0, 0), ("o", 38, 0, 2), ("c", 7, 0, 3)])  # set_ to a `torch.Tensor(4, 4)`
 def test_all_but_parameters_equal_the_plain_build(program):
     plain, empty = build(program, empty=False), build(program, empty=True)
     assert all(p.is_meta for p in empty.parameters())
@@ -201,6 +202,11 @@ def saved(tensor: torch.Tensor) -> io.BytesIO:
         lambda m: nn.init.trunc_normal_(m.bias, std=0.3).detach().clone(),
         lambda m: torch.fft.fft(torch.arange(4.0)).conj(),
         lambda m: torch.tensor([1.0, 2.0]).quantile(0.5),
+        lambda m: torch.Tensor(),
+        lambda m: torch.FloatTensor(2, 3).fill_(2),
+        lambda m: torch.Tensor().set_(torch.ones(3) * 2),
+        lambda m: torch.Tensor(2).copy_(torch.rand(2)),
+        lambda m: torch.cat([torch.Tensor(), torch.rand(2)]),
         lambda m: torch.empty(0).set_(torch.tensor([1.0, 2.0, 3.0]).untyped_storage(), 1, (2,)),
         lambda m: emptied(torch.tensor([1.0, 2.0])),
         lambda m: emptied(torch.ones(2)),

@@ -96,11 +96,14 @@ class OperationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             args = tuple(map(_on_host, args))
             kwargs = {name: _on_host(value) for name, value in kwargs.items()}
         tensors = [*flat_tensors(args), *flat_tensors(list(kwargs.values()))]
-        if traits.sets_storage and not log.calls and log.is_held(args[0]):
-            # Alone of all, `Tensor.set_` does not come through the function mode.
-            with torch._C.DisableTorchFunction():
-                return self._dispatch(func, traits, args, kwargs, tensors)
-        return self._dispatch(func, traits, args, kwargs, tensors)
+        if log.calls:
+            return self._dispatch(func, traits, args, kwargs, tensors)
+        # Some do not come through the function mode: `torch.Tensor(2, 3)`, `Tensor.set_`.
+        with torch._C.DisableTorchFunction():
+            result = self._dispatch(func, traits, args, kwargs, tensors)
+        if type(result) is torch.Tensor:
+            log.hold(result)
+        return result
 
     def _dispatch(
         self,
@@ -150,8 +153,7 @@ class OperationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         written = list(flat_tensors(kept))
         if not _can_wait(traits, kwargs) or not all(t in log for t in written):
             raise NeedsValues
-        # Torch itself also makes a tensor over a storage, to change that.
-        sees_other = traits.sets_storage and log.is_held(args[0])
+        sees_other = traits.sets_storage
         views: dict[int, Any] = {}
         stand_ins: dict[int, torch.Tensor] = {}
         for tensor in tensors:
@@ -180,6 +182,8 @@ class OperationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         results = list(flat_tensors(result))
         if not all(_is_simple(tensor) for tensor in results):
             raise NeedsValues
+        if not (log.calls or tensors) and not any(tensor.numel() for tensor in results):
+            raise NeedsValues  # it costs nothing; torch makes one itself, to see a storage through
         new = [log.view(t) if t not in log else None for t in results]
         if sees_other:
             log.follow(args[0], views[id(args[0])])
