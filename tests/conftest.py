@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from anydevice.registry import get_backend
 from anydevice_conformance.simulator.testing import simulator  # noqa: F401 - a fixture
 
 _FUZZ_EXAMPLES = os.environ.get("ANYDEVICE_FUZZ_EXAMPLES")
@@ -37,7 +38,10 @@ def _one_thread():
 def sim(simulator):  # noqa: F811 - the fixture above
     """Two simulated accelerators of 64 MiB, whose streams run only when waited for."""
     simulator.configure(devices=2, memory="64MiB", mode="lazy")
-    return simulator
+    yield simulator
+    # What monkeypatch sets on an object stays there when it is undone, and hides what other tests
+    # set on the class.
+    assert not vars(get_backend("sim")), "patch SimulatorBackend itself"
 
 
 class _Stop(BaseException):

@@ -14,6 +14,7 @@ from anydevice.devices import parse_device
 from anydevice.loading import streaming
 from anydevice.loading.streaming import Request, stream
 from anydevice.registry import get_backend
+from anydevice_conformance.simulator.backend import SimulatorBackend
 
 KIB = 1 << 10
 
@@ -79,7 +80,7 @@ def test_no_buffer_is_filled_while_a_device_still_copies_out_of_it(sim, mode, ch
 
 
 def test_the_simulator_shows_a_wait_that_is_left_out(sim, checkpoint, truth, monkeypatch):
-    monkeypatch.setattr(get_backend("sim"), "synchronize_event", lambda event: None)
+    monkeypatch.setattr(SimulatorBackend, "synchronize_event", lambda self, event: None)
     requests = requests_for(checkpoint, "sim:0")
     stream(list(requests.values()), buffer_bytes=1, workers=1)
     with pytest.raises(AssertionError, match=r"small|large"):
@@ -104,10 +105,10 @@ def test_a_device_that_claims_less_is_never_asked_for_it(
         moves.append(non_blocking)
         return real(tensor, device, non_blocking=non_blocking)
 
-    monkeypatch.setattr(type(backend), "capabilities", capabilities)
+    monkeypatch.setattr(SimulatorBackend, "capabilities", capabilities)
     for name in ("pin_memory", "record_event", "current_stream"):
-        monkeypatch.setattr(backend, name, never)
-    monkeypatch.setattr(backend, "move", move)
+        monkeypatch.setattr(SimulatorBackend, name, never)
+    monkeypatch.setattr(SimulatorBackend, "move", staticmethod(move))
     requests = requests_for(checkpoint, "sim:0", torch.bfloat16)
     stream(list(requests.values()), buffer_bytes=1, workers=2)
     require_right(requests, truth)
@@ -126,8 +127,8 @@ def test_events_are_waited_for_through_the_backend(sim, checkpoint, truth, monke
     """A vendor's event may be any object: only the backend knows how to wait for it."""
     backend = get_backend("sim")
     record, synchronize = backend.record_event, backend.synchronize_event
-    monkeypatch.setattr(backend, "record_event", lambda stream: (record(stream),))
-    monkeypatch.setattr(backend, "synchronize_event", lambda event: synchronize(*event))
+    monkeypatch.setattr(SimulatorBackend, "record_event", lambda _, stream: (record(stream),))
+    monkeypatch.setattr(SimulatorBackend, "synchronize_event", lambda _, event: synchronize(*event))
     requests = requests_for(checkpoint, "sim:0")
     stream(list(requests.values()), buffer_bytes=1, workers=2)
     require_right(requests, truth)
@@ -142,7 +143,7 @@ def test_the_cast_is_made_on_the_host_where_the_device_cannot(sim, checkpoint, t
         seen.add(tensor.dtype)
         return real(tensor, device, non_blocking=non_blocking)
 
-    monkeypatch.setattr(backend, "move", move)
+    monkeypatch.setattr(SimulatorBackend, "move", staticmethod(move))
     stream(list(requests_for(checkpoint, "sim:0", torch.bfloat16, {"large"}).values()))
     assert seen == {torch.float32}  # fewer bytes were read than cast: the device casts
     seen.clear()
