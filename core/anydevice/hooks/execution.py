@@ -20,6 +20,9 @@ from anydevice.nested import all_on_device
 
 __all__ = ["are_there", "execute", "run_on"]
 
+_Tensor = torch.Tensor
+_NO_KWARGS: Kwargs = {}
+
 
 def run_on(device: Device, module: nn.Module, forward: Forward, args: Args, kwargs: Kwargs) -> Any:
     """Run the forward of a module whose weights are on a device, with its arguments there."""
@@ -73,15 +76,6 @@ def are_there(args: Args, kwargs: Kwargs, target: torch.device | None) -> bool:
     if target is None:
         return True
     for item in args:
-        if type(item) is torch.Tensor:
-            if item.device != target:
-                return False
-        elif not all_on_device(item, target):
+        if item.device != target if type(item) is _Tensor else not all_on_device(item, target):
             return False
-    for item in kwargs.values() if kwargs else ():
-        if type(item) is torch.Tensor:
-            if item.device != target:
-                return False
-        elif not all_on_device(item, target):
-            return False
-    return True
+    return not kwargs or are_there(tuple(kwargs.values()), _NO_KWARGS, target)

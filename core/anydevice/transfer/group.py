@@ -104,15 +104,17 @@ class OffloadGroup:
 
     def is_ready(self) -> bool:
         """Whether no weight has to be copied; asked at every call."""
-        device, dtype, resident = self._torch_device, self.compute_dtype, self._engine.resident
+        device = self._torch_device
         for table in self._tables or self._find_tables():
-            for tensor in table.values() if table else ():
-                if tensor is not None and (
-                    tensor.device != device
-                    or (dtype is not None and self._is_cast(tensor))
-                    or (resident and id(tensor) in resident)
-                ):
-                    return False
+            if table:
+                for tensor in table.values():
+                    if tensor is not None and tensor.device != device:
+                        return False
+        resident = self._engine.resident
+        if (resident or self.compute_dtype is not None) and any(
+            id(tensor) in resident or self._is_cast(tensor) for tensor in self.tensors()
+        ):
+            return False
         if self._is_mapped is not False:
             if self._is_mapped is None:
                 self._is_mapped = is_worth_reading_ahead(self.tensors())
