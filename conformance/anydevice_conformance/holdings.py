@@ -24,12 +24,16 @@ _ALLOWED_BYTES: Final = 48 * 1024
 @contextlib.contextmanager
 def only_new_objects() -> Iterator[None]:
     """Have `holdings` look at what is made in the context only: a tenth of the time."""
+    was_frozen = gc.get_freeze_count() > 0  # counts one by one: not for every check
     gc.collect()
     gc.freeze()
     try:
         yield
     finally:
         gc.unfreeze()
+        if was_frozen:
+            gc.collect()
+            gc.freeze()
 
 
 @contextlib.contextmanager

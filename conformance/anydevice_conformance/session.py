@@ -144,7 +144,7 @@ class Session:
 
     def _spare_collector(self) -> None:
         """Spare the garbage collector what has been imported by now: checks collect often."""
-        if len(sys.modules) > self._modules + 100 or not gc.get_freeze_count():
+        if len(sys.modules) > self._modules + 100:
             self._modules = len(sys.modules)
             gc.collect()
             gc.freeze()
