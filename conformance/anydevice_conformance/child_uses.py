@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 import traceback
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
 
-__all__ = ["backend_of", "first_use", "use_in_fork"]
+__all__ = ["backend_of", "first_use", "first_use_in_fork", "use_in_fork"]
 
 
 def backend_of(device_type: str) -> Any:
@@ -24,27 +26,48 @@ def backend_of(device_type: str) -> Any:
 
 def use_in_fork(device_type: str) -> dict[str, Any]:
     """Use the device in a forked child; how that ended."""
+    return _in_fork(lambda: _uses_device(device_type))
+
+
+def first_use_in_fork(device_type: str) -> list[str]:
+    """As `first_use`, in a forked child of a process that has not used the device."""
+
+    def work() -> bool:
+        faults = first_use(device_type)["faults"]
+        if faults:
+            raise AssertionError("\n".join(faults))
+        return True
+
+    found = _in_fork(work)
+    words = found["words"].rsplit("AssertionError: ", 1)[-1].strip()
+    return [] if found["code"] == 0 else words.splitlines() or [f"it ended with {found['code']}"]
+
+
+def _in_fork(work: Callable[[], bool]) -> dict[str, Any]:
     readable, writable = os.pipe()
     pid = os.fork()
     if pid == 0:
         code = 1
         try:
-            code = 0 if _uses_device(device_type) else 2
+            code = 0 if work() else 2
         except BaseException:  # noqa: BLE001 - the child must not return to its parent's code
             os.write(writable, traceback.format_exc()[-3000:].encode())
         finally:
             os._exit(code)
     os.close(writable)
     deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            words = os.read(readable, 1 << 16).decode(errors="replace")
-            return {"code": os.waitstatus_to_exitcode(status), "words": words}
-        time.sleep(0.02)
-    os.kill(pid, 9)
-    os.waitpid(pid, 0)
-    return {"code": "hung", "words": ""}
+    try:
+        while time.monotonic() < deadline:
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                words = os.read(readable, 1 << 16).decode(errors="replace")
+                return {"code": os.waitstatus_to_exitcode(status), "words": words}
+            time.sleep(0.02)
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+        return {"code": "hung", "words": ""}
+    finally:
+        os.close(readable)
 
 
 def _uses_device(device_type: str) -> bool:
@@ -76,38 +99,97 @@ def _uses_device(device_type: str) -> bool:
 
 
 def first_use(device_type: str) -> dict[str, Any]:
-    """Have eight threads use the device, each as if it were the first."""
-    import threading
+    """Have eight threads ask each member, all at once, each as if it were the first.
 
-    import torch
-
-    from anydevice import registry
-
-    together, faults = threading.Barrier(8), []
+    Afterwards one thread asks again: all must have been told the same.
+    """
+    together = threading.Barrier(_THREADS)
+    faults: list[str] = []
+    told: dict[tuple[str, int], Any] = {}
 
     def use(number: int) -> None:
-        try:
+        for name, ask in _FIRST:
             together.wait(60)
-            backend = registry.get_backend(device_type)
-            count = backend.device_count()
-            index = number % count
-            there = backend.move(torch.full((50,), float(number)), backend.device(index))
-            if backend.move(there + 1, torch.device("cpu")).tolist() != [number + 1.0] * 50:
-                faults.append(f"thread {number} got another's values")
-            if (there.device.index or 0) != index:
-                faults.append(f"thread {number} asked for device {index}, and got {there.device}")
-            for _ in range(2):
-                if backend.device_name(index) != backend.device_name(index):
-                    faults.append(f"thread {number} was told two names of device {index}")
-            if not backend.supports_dtype(torch.float32):
-                faults.append(f"thread {number} was told that float32 is not supported")
-            backend.synchronize(index)
-        except Exception as error:  # noqa: BLE001 - reported
-            faults.append(f"{type(error).__name__}: {error}")
+            try:
+                told[name, number] = _answer(ask, device_type, number)
+            except Exception as error:  # noqa: BLE001 - reported
+                faults.append(f"thread {number}, {name}: {type(error).__name__}: {error}")
 
-    threads = [threading.Thread(target=use, args=(number,)) for number in range(8)]
+    threads = [threading.Thread(target=use, args=(number,)) for number in range(_THREADS)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    for (name, number), found in [] if faults else told.items():
+        again = _answer(dict(_FIRST)[name], device_type, number)
+        if again != found:
+            faults.append(f"thread {number} was told {found!r} by {name}, and later {again!r}")
     return {"faults": faults}
+
+
+def _answer(ask: Callable[[Any, int, int], Any], device_type: str, number: int) -> Any:
+    from anydevice import registry
+
+    backend = registry.get_backend(device_type)
+    try:
+        return ask(backend, number % backend.device_count(), number)
+    except NotImplementedError:
+        return "no answer"
+
+
+def _moves(backend: Any, index: int, number: int) -> Any:
+    import torch
+
+    there = backend.move(torch.full((50,), float(number)), backend.device(index))
+    if backend.move(there + 1, torch.device("cpu")).tolist() != [number + 1.0] * 50:
+        raise AssertionError("got another's values")
+    return there.device.index or 0
+
+
+def _dtypes(backend: Any, index: int, number: int) -> Any:
+    from anydevice_conformance.data import DTYPES
+
+    return [backend.supports_dtype(dtype) for dtype in DTYPES]
+
+
+def _streams(backend: Any, index: int, number: int) -> Any:
+    import torch
+
+    if not backend.capabilities.streams:
+        return None
+    with backend.use_stream(backend.new_stream(index)) as stream:
+        there = torch.full((9,), 3.0, device=backend.device(index)) * 2
+        backend.synchronize_event(backend.record_event(stream))
+        return backend.move(there, torch.device("cpu")).tolist()
+
+
+def _pins(backend: Any, index: int, number: int) -> Any:
+    import torch
+
+    if not backend.capabilities.pinned_memory:
+        return None
+    pinned = backend.pin_memory(torch.full((9,), float(number)))
+    return [pinned.is_pinned(), pinned.tolist()]
+
+
+def _generator(backend: Any, index: int, number: int) -> Any:
+    return backend.rng_state(index).tolist() if backend.capabilities.device_rng else None
+
+
+_THREADS: Final = 8
+#: Each member by name, and how it is asked: of a backend, an index, and a thread's number.
+_FIRST: Final[list[tuple[str, Callable[[Any, int, int], Any]]]] = [
+    ("device_count", lambda backend, index, number: [backend.is_available(), index]),
+    ("capabilities", lambda backend, index, number: vars(backend.capabilities)),
+    ("device_name", lambda backend, index, number: backend.device_name(index)),
+    ("supports_dtype", _dtypes),
+    ("memory_info", lambda backend, index, number: backend.memory_info(index).total),
+    ("autocast_dtypes", lambda backend, index, number: sorted(map(str, backend.autocast_dtypes()))),
+    ("numa_node", lambda backend, index, number: backend.numa_node(index)),
+    ("driver_version", lambda backend, index, number: backend.driver_version()),
+    ("rng_state", _generator),
+    ("pin_memory", _pins),
+    ("move", _moves),
+    ("streams", _streams),
+    ("synchronize", lambda backend, index, number: backend.synchronize(index)),
+]

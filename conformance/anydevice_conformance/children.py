@@ -14,7 +14,12 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
-from anydevice_conformance.child_uses import backend_of, first_use, use_in_fork
+from anydevice_conformance.child_uses import (
+    backend_of,
+    first_use,
+    first_use_in_fork,
+    use_in_fork,
+)
 
 __all__ = ["Holder", "answer_of", "ask", "end", "start"]
 
@@ -133,14 +138,15 @@ def count(device_type: str) -> dict[str, Any]:
 
 
 def fork_after_count(device_type: str) -> dict[str, Any]:
-    """Ask for presence only, then use the device in a forked child."""
+    """Ask for presence only, then use the device in forked children: by one thread, by many."""
     from anydevice import registry
 
     backend = registry.get_backend(device_type)
     for _ in range(2):
         backend.is_available()
         backend.device_count()
-    return {**use_in_fork(device_type), "started": _what_started(backend)}
+    found = {**use_in_fork(device_type), "faults": first_use_in_fork(device_type)}
+    return {**found, "started": _what_started(backend)}
 
 
 def fork_after_discovery(device_type: str) -> dict[str, Any]:

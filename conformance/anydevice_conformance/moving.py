@@ -14,7 +14,7 @@ from anydevice_conformance.moves import Move, make_source
 from anydevice_conformance.situations import restored, run_in, state, surroundings
 from anydevice_conformance.subject import Subject
 
-__all__ = ["check_move", "check_pinning", "flags_of", "read"]
+__all__ = ["assert_gradient", "check_move", "check_pinning", "flags_of", "read"]
 
 
 def check_move(subject: Subject, move: Move, note: Callable[[torch.Tensor], object]) -> None:
@@ -64,7 +64,7 @@ def _check(subject: Subject, move: Move, note: Callable[[torch.Tensor], object])
         made.assert_kept()  # else the copy may still read it: nothing says when it is done
     _assert_apart(subject, move, source, moved, expected, target)
     if move.kind in ("requires_grad", "parameter") and torch.is_grad_enabled():
-        _assert_gradient(subject, move, source, target)
+        assert_gradient(subject, move, source, target)
 
 
 def flags_of(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -164,9 +164,14 @@ def _assert_apart(
     assert same_bits(read(source), expected), "MOV-008: the result shares the source's memory"
 
 
-def _assert_gradient(
+def assert_gradient(
     subject: Subject, move: Move, source: torch.Tensor, target: torch.device
 ) -> None:
+    """Whether gradients come back through a move; where the seed is a multiple of 4, second ones.
+
+    Raises:
+        AssertionError: they do not.
+    """
     crosses = move.source is not None and move.target is not None
     if crosses and not subject.capabilities.streams:
         return  # torch orders a backward between devices by their events

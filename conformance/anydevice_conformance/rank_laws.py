@@ -78,15 +78,16 @@ def collectives(
     most = room // (8 * _COPIES)
 
     def one(number: int) -> Collective:
-        kind = names[number % len(names)]
+        turn, place = divmod(number, len(names))
+        kind = names[place]
         return Collective(
             kind=kind,
             dtype=dice.choice([d for d in KINDS[kind].dtypes if supports(d)]),
-            count=min(dice.choice(_COUNTS[number // len(names) % 2]), most),
+            count=min(dice.choice(KINDS[kind].counts or _COUNTS[turn % 2]), most),
             offset=dice.choice((0, 0, 1, 3, 8)),
             side_stream=dice.random() < 0.4,
             slow=dice.choice((None, None, 0, 1)),
-            twice=dice.random() < 0.4,
+            twice=turn % 2 == 1 or dice.random() < 0.2,  # small ones always
             waited=dice.random() < 0.3 and kind != "send",
             seed=dice.randrange(1 << 30),
         )
@@ -125,11 +126,15 @@ def try_all(
     return {paragraph: text for paragraph, (_, text) in failed.items()}
 
 
+#: Words by which a device says that it does not have a collective, or does not take a layout.
+_REFUSED: Final = ("not support", "not implement", "unsupport", "contiguous", "dense")
+
+
 def _is_refusal(error: Exception) -> bool:
     """Whether a device says that it does not have the collective, which all ranks are told."""
     if isinstance(error, NotImplementedError):
         return True
-    return any(word in str(error).lower() for word in ("not support", "not implement", "unsupport"))
+    return any(word in str(error).lower() for word in _REFUSED)
 
 
 def _shown(collective: Collective) -> str:

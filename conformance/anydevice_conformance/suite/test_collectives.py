@@ -14,11 +14,14 @@ import torch
 from anydevice_conformance import children
 from anydevice_conformance.marks import needs, since, slow
 from anydevice_conformance.outcomes import no_hardware
+from anydevice_conformance.rank_kinds import KINDS
 from anydevice_conformance.subject import Subject
 
 pytestmark = needs("collectives")
 _WORLD = 2
-#: How many seconds rank 0 has: to start, for the group's timeout of 3, and half a minute.
+#: So many generated collectives: quickly, each kind is tried with many elements and with few.
+_EXAMPLES = 14 * len(KINDS)
+#: How many seconds rank 0 has: to start, for the group's timeout of 6, and half a minute.
 _MISSED = 60
 
 
@@ -166,7 +169,7 @@ def test_COL_011_missing_rank(subject: Subject) -> None:
         try:
             processes[0].wait(_MISSED)
         except subprocess.TimeoutExpired:
-            pytest.fail(f"rank 0 waits for rank 1 since {_MISSED} s; the timeout is 8 s")
+            pytest.fail(f"rank 0 waits for rank 1 since {_MISSED} s; the timeout is 6 s")
         finally:
             for process in processes[1:]:
                 children.end(process)
@@ -213,7 +216,7 @@ def _run(subject: Subject, part: str) -> list[dict[str, Any]]:
     options: dict[str, Any] = {"part": part}
     if part in ("laws", "all"):
         room = min(subject.room(index) for index in subject.indices)
-        options.update(examples=subject.examples(240), seed=subject.seed, room=room)
+        options.update(examples=subject.examples(_EXAMPLES), seed=subject.seed, room=room)
     with tempfile.TemporaryDirectory() as folder:
         processes = _start(subject, "collective", str(Path(folder) / "store"), **options)
         try:

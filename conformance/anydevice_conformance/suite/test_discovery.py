@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 from collections.abc import Callable
 
@@ -15,8 +14,8 @@ from anydevice import registry
 from anydevice.backend import Capabilities, DeviceBackend
 from anydevice.backend_check import member_faults
 from anydevice_conformance import children
-from anydevice_conformance.marks import slow, two_devices
-from anydevice_conformance.outcomes import left_out, not_claimed
+from anydevice_conformance.marks import two_devices
+from anydevice_conformance.outcomes import not_claimed
 from anydevice_conformance.situations import current_device
 from anydevice_conformance.subject import Subject
 from anydevice_conformance.threads import at_once
@@ -92,28 +91,6 @@ def test_DEV_004_each_device_is_there(subject: Subject) -> None:
         tensor = torch.full((4,), float(index + 1), device=subject.device(index))
         assert subject.is_on(tensor, index), f"made for index {index}, is on {tensor.device}"
         assert tensor.cpu().tolist() == [index + 1.0] * 4, f"device {index} does not keep values"
-
-
-def test_DEV_005_counting_starts_no_runtime(subject: Subject) -> None:
-    """After counting, a forked child can use the device.
-
-    Found: the device fails or hangs in a child that was forked after `is_available` and
-    `device_count`.
-    Fix: ask the driver's management library or environment, not the runtime; set no current device
-    and make no tensor there.
-    """
-    _fork(subject, "fork_after_count")
-
-
-@slow
-def test_DEV_006_discovery_starts_no_runtime(subject: Subject) -> None:
-    """After `list_backends` and `available_devices`, a forked child can use the device.
-
-    Found: importing the plugin, or what the registry asks of it, started the runtime.
-    Fix: import the vendor's package at module level only if that starts nothing; else in the
-    methods.
-    """
-    _fork(subject, "fork_after_discovery")
 
 
 def test_DEV_007_each_device_has_a_name(subject: Subject) -> None:
@@ -214,19 +191,6 @@ def test_DEV_014_no_faulty_member(backend: DeviceBackend) -> None:
         assert isinstance(words, str), f"{name}() returned {words!r}"
 
 
-@slow
-def test_DEV_015_first_use_by_threads(subject: Subject) -> None:
-    """In a new process several threads may be the first to use the device, at once.
-
-    Found: the first use, by eight threads at once, failed or gave a wrong answer.
-    Fix: start the runtime under a lock; set no state in two steps.
-    """
-    found = children.ask("first_use", subject.type)
-    assert found["faults"] == [], (
-        f"of 8 threads {len(found['faults'])} failed: {found['faults'][0]}"
-    )
-
-
 def _total(backend: DeviceBackend, index: int) -> int | None:
     try:
         return backend.memory_info(index).total
@@ -240,14 +204,6 @@ def _variable(backend: DeviceBackend) -> str:
         not_claimed("visible_devices_env is None")
     assert re.fullmatch(r"[A-Za-z_]\w*", variable), f"{variable!r} is no environment variable"
     return variable
-
-
-def _fork(subject: Subject, task: str) -> None:
-    if not hasattr(os, "fork"):
-        left_out("this system has no fork")
-    found = children.ask(task, subject.type)
-    assert found["code"] == 0, f"the forked child ended with {found['code']}\n{found['words']}"
-    assert not found["started"], f"after counting, {found['started']}"
 
 
 def _calls(subject: Subject, index: int) -> dict[str, Callable[[], object]]:

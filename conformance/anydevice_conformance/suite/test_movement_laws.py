@@ -15,6 +15,7 @@ from anydevice_conformance.marks import two_devices
 from anydevice_conformance.moves import Move, moves
 from anydevice_conformance.moving import check_move
 from anydevice_conformance.subject import Subject
+from anydevice_conformance.sweeps import sweep
 
 #: The last so many tensors may be kept until a copy is known to be done.
 _IN_FLIGHT = 16
@@ -40,6 +41,25 @@ def test_MOV_026_every_move_between_devices(subject: Subject) -> None:
     the host need: strides, offsets, the streams of both sides, gradients.
     """
     _hold(subject, moves(subject, between=True), examples=500)
+
+
+def test_MOV_025_every_combination(subject: Subject) -> None:
+    """Every dtype in every layout moves to the device and back, blocking or not.
+
+    Found: one combination of dtype, shape, layout and direction goes wrong; the message says which.
+    Fix: see the paragraph that the message names; leave the special case out that is at fault.
+    """
+    sweep(subject, between=False)
+
+
+@two_devices
+def test_MOV_026_every_combination_between_devices(subject: Subject) -> None:
+    """Every dtype in every layout moves between two devices, both ways, blocking or not.
+
+    Found: one combination of dtype, shape, layout and direction goes wrong; the message says which.
+    Fix: see the paragraph that the message names; leave the special case out that is at fault.
+    """
+    sweep(subject, between=True)
 
 
 def _hold(subject: Subject, situations, examples: int) -> None:  # type: ignore[no-untyped-def]
