@@ -66,16 +66,16 @@ class Change:
 
 
 def sizes(subject: Subject, index: int) -> Iterator[int]:
-    """Sizes of tensors to try, each about four times the one before."""
+    """Sizes of tensors to try, each about four times the one before, and multiples of no step."""
     free, total = subject.memory(index).free, subject.memory(index).total
     limit = min(free // 2, psutil.virtual_memory().available // 4, 1 << 31)
     # What is said to be free may be the fault: try something all the same.
     limit = max(limit, min(total // 8, 32 << 20), _SMALLEST)
     size = max(_SMALLEST, min(free // 16, 64 << 20))
     while size < limit:
-        yield size
+        yield size - size // 23
         size *= 4
-    yield limit
+    yield limit - limit // 23
 
 
 def observe(

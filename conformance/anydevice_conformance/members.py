@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from typing import Any, Final
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
@@ -17,15 +18,6 @@ from anydevice_conformance.subject import Subject
 from anydevice_conformance.watching import Watched
 
 __all__ = ["probes"]
-
-#: What a backend declares, once and for all.
-_DECLARED: Final = (
-    "device_type",
-    "priority",
-    "capabilities",
-    "collective_backend",
-    "visible_devices_env",
-)
 
 
 def probes(subject: Subject) -> list[Probe]:
@@ -41,6 +33,7 @@ def probes(subject: Subject) -> list[Probe]:
 def _made(subject: Subject) -> Iterator[Probe]:
     claims = subject.capabilities
     yield _presence(subject)
+    yield _answers(subject)
     yield from memory_probes(subject)
     yield _errors(subject)
     yield _dtypes(subject)
@@ -65,10 +58,9 @@ def _presence(subject: Subject) -> Probe:
     backend = Watched(subject)
     names = {index: backend.device_name(index) for index in subject.indices}
     count = len(subject.indices)
-    declared = {name: getattr(backend, name) for name in _DECLARED}
 
     def run(index: int) -> None:
-        for member, value in declared.items():
+        for member, value in subject.declared.items():
             now: Any = getattr(backend, member)
             assert now == value, f"{member} was {value!r}, and is {now!r}"
         found: Any = backend.device_count()
@@ -86,6 +78,37 @@ def _presence(subject: Subject) -> Probe:
         subject.backend.device_name(index)
 
     return Probe("is_available, device_count and device_name", run, repeat)
+
+
+def _answers(subject: Subject) -> Probe:
+    """What is only told: the same each time, and nothing changes by it."""
+    backend = Watched(subject)
+    asked: dict[str, Callable[[int], Any]] = {
+        "device": backend.device,
+        "local_device": backend.local_device,
+        "numa_node": backend.numa_node,
+        "process_environment": lambda index: dict(backend.process_environment(2)),
+        "autocast_dtypes": lambda index: backend.autocast_dtypes(),
+        "driver_version": lambda index: backend.driver_version(),
+        "why_unavailable": lambda index: type(backend.why_unavailable()),
+    }
+    told = {(name, i): ask(i) for name, ask in asked.items() for i in subject.indices}
+
+    def run(index: int) -> None:
+        for name, ask in asked.items():
+            found = ask(index)
+            assert found == told[name, index], f"{name} was {told[name, index]!r}, and is {found!r}"
+        environment = dict(os.environ)
+        backend.process_environment(4)
+        assert dict(os.environ) == environment, "process_environment changed the environment"
+
+    def repeat(index: int) -> None:
+        subject.backend.local_device(index)
+        subject.backend.numa_node(index)
+        subject.backend.process_environment(2)
+        subject.backend.autocast_dtypes()
+
+    return Probe("what is told of devices and processes", run, repeat)
 
 
 def _dtypes(subject: Subject) -> Probe:
@@ -212,5 +235,11 @@ def _pinning(subject: Subject) -> Probe:
             return  # one call: what two of them change may cancel out
         again = backend.pin_memory(source)
         assert again.data_ptr() != pinned.data_ptr(), "two results are one memory"
+        other = backend.pin_memory(source.clone().view(torch.uint8).bitwise_not_())
+        for one in (pinned, other):  # what is pinned already comes back with its own values
+            kept = one.clone()
+            twice = [backend.pin_memory(t) for t in (one, other, pinned)]
+            assert same_bits(twice[0], kept), "pinning what is pinned changed its values"
+            assert same_bits(one, kept), "pinning what is pinned changed it"
 
     return Probe("pin_memory", run, lambda index: subject.backend.pin_memory(torch.ones(30)))

@@ -26,7 +26,7 @@ class _Memory:
         self.size = 0
         for size in (_MIB, 24 * _MIB):
             free = min((self.read("memory_info", i, "free") or 0) for i in subject.indices)
-            if self.size or free < size * 4 or self.hosted():
+            if self.size or free < size * 2 or self.hosted():
                 continue
             if self.moves("memory_info", "free", -size) or self.moves("memory_allocated", "", size):
                 self.size = size
@@ -92,8 +92,15 @@ def memory_probes(subject: Subject) -> Iterator[Probe]:
         assert before.total == memory.totals[index], (
             f"total of device {index} was {memory.totals[index]}, and is {before.total}"
         )
+        shared: Any = before.shared_with_host
+        assert shared is None or type(shared) is bool, f"shared_with_host is {shared!r}"
         if memory.size:
             _assert_follows(memory, index, "memory_info", "free", -memory.size)
+            memory.tensor(index, memory.size)  # where there is a cache, it goes there
+        held = {i: memory.reserved(i) for i in subject.indices}
+        backend.memory_info(index)
+        now = {i: memory.reserved(i) for i in subject.indices}
+        assert now == held, f"memory_info({index}) changed what is reserved from {held} to {now}"
 
     def allocated(index: int) -> None:
         found: Any = backend.memory_allocated(index)
@@ -130,6 +137,11 @@ def memory_probes(subject: Subject) -> Iterator[Probe]:
         backend.reset_peak_memory(index)
         after = backend.peak_memory_allocated(index)
         assert after < peak, f"after the reset of device {index} its peak is still {after}"
+        memory.tensor(index, memory.size)  # comes and goes, and nobody asks meanwhile
+        found = backend.peak_memory_allocated(index)
+        assert found >= after + memory.size, (
+            f"{memory.size} bytes came and went, and the peak rose by {found - after}"
+        )
         for other, one in others.items():
             found = backend.peak_memory_allocated(other)
             assert found == one, f"the peak of device {other} was {one}, and is {found}"

@@ -90,8 +90,11 @@ def _nans(dice: Dice) -> list[torch.Tensor]:
 
 def _wide(dice: Dice) -> list[torch.Tensor]:
     """One row of different values, longer than a block."""
-    count = dice.among(2500, 70_000)
+    count = dice.among(66_000, 70_000)
     order = torch.randperm(count, generator=dice.generator)
+    # The least and the largest lie beyond 2^16, where a place of 16 bits cannot tell them.
+    for value, place in ((0, count - 9), (count - 1, count - 2)):
+        order[int((order == value).nonzero())], order[place] = order[place].clone(), value
     return [order.float(), dice.integers(0, count, dice.among(3, 1300))]
 
 
@@ -157,6 +160,18 @@ def _stepped(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         weights.grad = (y.float() * scale).detach()
         optimizer.step()
     return weights.detach()
+
+
+def _momentum(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Two steps of SGD of two weights, with momentum and decay, and a norm that is cut."""
+    weights = [t.detach().float().clone().requires_grad_() for t in (x, y[:1] - 2)]
+    optimizer = torch.optim.SGD(weights, lr=0.1, momentum=0.9, weight_decay=0.3, nesterov=True)
+    for scale in (1.0, -0.5):
+        for weight in weights:
+            weight.grad = (y.float()[: weight.shape[0]] * scale).detach()
+        torch.nn.utils.clip_grad_norm_(weights, 1.5)
+        optimizer.step()
+    return torch.cat(weights).detach()
 
 
 def _by_sign(x: torch.Tensor) -> torch.Tensor:
@@ -238,6 +253,7 @@ EDGES: Final[dict[str, Operation]] = {
         I, lambda x, y: torch.cat([x[:1] + n for n in range(40)] + [x[:0], y]), _square, exact=True
     ),
     "two steps of AdamW": Operation(I, _stepped, _square, loose=4, needed=False),
+    "two steps of SGD": Operation(I, _momentum, _square, loose=4, needed=False),
     "blend": Operation(I, lambda x, y: x.lerp(y, 0.3) + x.addcmul(y, y, value=0.5), _square),
     "flip of both": Operation(I, lambda x, y: x.flip(0, 1), _square, exact=True),
     "roll of both": Operation(I, lambda x, y: x.roll((1, -2), (0, 1)), _square, exact=True),

@@ -15,6 +15,17 @@ from anydevice_conformance.outcomes import no_hardware, not_claimed
 __all__ = ["Subject"]
 
 _HOST = "cpu"
+_DECLARED = (
+    "device_type",
+    "interface_version",
+    "priority",
+    "kind",
+    "torch_package",
+    "capabilities",
+    "collective_backend",
+    "visible_devices_env",
+    "out_of_memory_words",
+)
 
 
 @dataclasses.dataclass
@@ -29,6 +40,7 @@ class Subject:
         seed: of what is generated.
         count: how many examples of each law are tried; None for its ordinary number.
         shrinking: whether a counterexample is made smaller.
+        declared: what the backend declares, once and for all.
     """
 
     record: BackendRecord
@@ -38,6 +50,13 @@ class Subject:
     seed: int = 0
     count: int | None = None
     shrinking: bool = True
+    declared: dict[str, object] = dataclasses.field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        """Note what the backend declares before anything is asked of it."""
+        for name in _DECLARED:
+            with contextlib.suppress(Exception):  # a check of its own says so
+                self.declared[name] = getattr(self.backend, name)
 
     def examples(self, ordinary: int) -> int:
         """How many examples of a law to try, where an ordinary run tries ``ordinary``."""

@@ -54,7 +54,11 @@ def test_DEV_002_members_well_formed(backend: DeviceBackend) -> None:
     assert isinstance(capabilities, Capabilities), f"capabilities is {capabilities!r}"
     for name, value in vars(capabilities).items():
         assert type(value) is bool, f"capability {name} is {value!r}, not a bool"
-    for name in ("collective_backend", "visible_devices_env", "kind"):
+    words: object = backend.out_of_memory_words
+    assert isinstance(words, (tuple, list, set, frozenset)), f"out_of_memory_words is {words!r}"
+    assert all(isinstance(w, str) and w for w in words), f"out_of_memory_words is {words!r}"
+    texts = ("collective_backend", "visible_devices_env", "kind", "interface_version")
+    for name in (*texts, "torch_package"):
         value = getattr(backend, name)
         assert value is None or (isinstance(value, str) and value), f"{name} is {value!r}"
     claimed, named = capabilities.collectives, backend.collective_backend

@@ -14,6 +14,8 @@ from anydevice_conformance.threads import in_thread
 from anydevice_conformance.work import is_done, long_work
 
 pytestmark = needs("streams")
+#: So many elements are above the sizes that drivers copy in one piece.
+_LARGE = 400_000
 
 
 @pytest.mark.parametrize(
@@ -161,6 +163,27 @@ def test_STR_011_events_have_many_waiters(subject: Subject, index: int) -> None:
             assert torch.equal(subject.fetch(result + 7), work.pattern + 7)
 
 
+def test_STR_011_events_come_and_go(subject: Subject, index: int) -> None:
+    """Each of many short-lived events is waited for.
+
+    Found: of many events, each gone before the next one came, one was not waited for.
+    Fix: know an event by itself, not by its address or by a number that comes again.
+    """
+    backend = subject.backend
+    one, two = backend.new_stream(index), backend.new_stream(index)
+    base = subject.put(torch.arange(700.0), index)
+    backend.synchronize(index)
+    for turn in range(60):
+        with backend.use_stream(one):
+            result = base + turn
+        backend.wait_event(two, backend.record_event(one))
+        with backend.use_stream(two):
+            found = subject.fetch(result * 2)
+        assert torch.equal(found, (torch.arange(700.0) + turn) * 2), (
+            f"the {turn + 1}th event was not waited for"
+        )
+
+
 @two_devices
 def test_STR_013_wait_across_devices(subject: Subject) -> None:
     """A stream of one device can wait for an event of another.
@@ -205,3 +228,10 @@ def test_STR_016_synchronize_event(subject: Subject, index: int) -> None:
         assert torch.equal(copy, work.pattern), "the result is not there"
         assert is_done(event), "the event is not done"
         backend.synchronize_event(event)  # once more: it has passed, and that is no error
+        with backend.use_stream(stream):  # and where it is large
+            large = work.run().flatten().repeat(_LARGE // work.pattern.numel() + 1)
+            copy = subject.fetch(large, non_blocking=True)
+        backend.synchronize_event(backend.record_event(stream))
+        assert torch.equal(copy[-work.pattern.numel() :], work.pattern.flatten()), (
+            "a large result is not there"
+        )

@@ -237,6 +237,8 @@ def _assert_sane(info: object, index: int) -> None:
     assert isinstance(info, MemoryInfo), f"memory_info({index}) returned {type(info).__name__}"
     assert type(info.free) is int, f"free is {info.free!r}, not an int"
     assert type(info.total) is int, f"total is {info.total!r}, not an int"
+    shared: object = info.shared_with_host
+    assert shared is None or type(shared) is bool, f"shared_with_host is {shared!r}"
     assert info.total > 0, f"total is {info.total}"
     assert 0 <= info.free <= info.total, f"free is {info.free}, total is {info.total}"
 

@@ -41,11 +41,23 @@ def test_MOV_010_already_there(subject: Subject, index: int) -> None:
     Found: a copy was made of what needs none.
     Fix: ``if tensor.device == device: return tensor``.
     """
-    there = subject.put(torch.ones(3), index)
-    assert subject.put(there, index) is there, "moved to where it is, another tensor came"
-    assert subject.put(there, index, non_blocking=True) is there
-    host = torch.ones(3)
-    assert subject.fetch(host) is host, "moved from the host to the host, another tensor came"
+    plain = torch.arange(24.0).view(2, 3, 4)
+    sources = [plain, plain[:, 1], plain.mT, plain[:1].expand(3, 3, 4), plain[:0], plain[0, 0, 0]]
+    sources += [
+        plain.int(),
+        plain.bool(),
+        torch.nn.Parameter(plain),
+        plain.clone().requires_grad_(),
+    ]
+    for host in sources:
+        there = host.to(subject.device(index))
+        for non_blocking in (False, True):
+            assert subject.put(there, index, non_blocking=non_blocking) is there, (
+                "moved to where it is, another tensor came"
+            )
+            assert subject.fetch(host, non_blocking=non_blocking) is host, (
+                "moved from the host to the host, another tensor came"
+            )
 
 
 def test_MOV_011_gradients(subject: Subject, index: int) -> None:

@@ -41,6 +41,7 @@ _MODULES: Final = (
     "kernels",
     "first_packages",
     "training_steps",
+    "seldom",
 )
 #: Names the mutant that child processes put in place as they start; see ``startup``.
 MUTANT_VARIABLE: Final = "ANYDEVICE_TEST_MUTANT"
