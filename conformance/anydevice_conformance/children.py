@@ -1,4 +1,4 @@
-"""What a check does in another process: ``python -m ....children TASK TYPE [JSON]``.
+"""What a check does in another process: ``python -m ....children TASK TYPE JSON``.
 
 The child prints one line of JSON. It sees the same environment, so the same drivers, simulator and
 plugins.
@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
+from anydevice_conformance import warm
 from anydevice_conformance.child_uses import (
     backend_of,
     first_use,
@@ -32,15 +33,10 @@ _LIMIT: Final = 120
 def start(
     task: str, device_type: str, environment: dict[str, str] | None = None, **args: Any
 ) -> Any:
-    """Start a child; returns its `subprocess.Popen`."""
-    return subprocess.Popen(
-        [sys.executable, "-m", __name__, task, device_type, json.dumps(args)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **(environment or {})},
-    )
+    """Start a child; returns a `subprocess.Popen`, or what the suite uses of one."""
+    words = [task, device_type, json.dumps(args)]
+    whole = {**os.environ, **(environment or {})}
+    return warm.start(__name__, words, environment=whole, fresh=bool(environment))
 
 
 def ask(

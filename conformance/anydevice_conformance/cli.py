@@ -125,6 +125,13 @@ def _check_report(path: Path) -> int:
 
 
 def _run_suite(args: argparse.Namespace) -> int:
+    from anydevice_conformance import warm
+
+    with warm.process():  # it imports torch while this process does
+        return _run_suite_warm(args)
+
+
+def _run_suite_warm(args: argparse.Namespace) -> int:
     from anydevice.backend_check import member_faults
     from anydevice.registry import get_backend
     from anydevice_conformance.certify import certify

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from anydevice_conformance import warm
 from anydevice_conformance.catalogue import SUITE_FOLDER
 from anydevice_conformance.journal import Journal
 
@@ -129,18 +128,12 @@ def _run_once(
     arguments: list[str], journal: Path, log: Path, on_result: Callable[[Event], object]
 ) -> int:
     # Nothing captured: what a dying process says last is then in the log.
-    command = [sys.executable, "-m", "pytest", "-s", "-panydevice_conformance.pytest_plugin"]
+    words = ["-s", "-panydevice_conformance.pytest_plugin", *pytest_arguments(), *arguments]
     environment = {k: v for k, v in os.environ.items() if k not in _FOREIGN}
     environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     seen = len(Journal.read(journal))
     with log.open("ab") as output:
-        process = subprocess.Popen(
-            [*command, *pytest_arguments(), *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=environment,
-        )
+        process = warm.start("pytest", words, environment=environment, output=output)
         try:
             while process.poll() is None:
                 time.sleep(0.1)
@@ -150,7 +143,8 @@ def _run_once(
                 process.kill()
                 process.wait()
     _tell(journal, seen, on_result)
-    return process.returncode
+    code: int = process.returncode
+    return code
 
 
 def _tell(journal: Path, seen: int, on_result: Callable[[Event], object]) -> int:

@@ -17,6 +17,8 @@ from anydevice_conformance import simulator
 from anydevice_conformance.catalogue import load_catalogue
 from anydevice_conformance.runner import run_suite
 
+pytestmark = pytest.mark.usefixtures("warm_process")
+
 MACHINE = "devices=2,memory=64MiB:96MiB,mode=lazy"
 HOSTILE = """
 import pytest
@@ -115,6 +117,9 @@ def test_static_is_never_certified(capsys):
 
 def test_a_crash_is_one_failed_check(tmp_path, monkeypatch):
     monkeypatch.setenv(simulator.ENVIRONMENT_VARIABLE, MACHINE)
+    monkeypatch.delenv(
+        "_ANYDEVICE_WARM_PROCESS", raising=False
+    )  # a new interpreter puts the mutant in place
     for name, value in child_environment("CrashesInThreads").items():
         monkeypatch.setenv(name, value)
     results = []

@@ -14,6 +14,8 @@ from anydevice.cli import main
 from anydevice_conformance import report as reports
 from anydevice_conformance.scaffold import write_package
 
+pytestmark = pytest.mark.usefixtures("warm_process")
+
 #: What the vendor has already; the simulator plays it.
 TORCH_BAR = """
 from anydevice_conformance import simulator

@@ -14,6 +14,8 @@ from warm import run_python
 
 from anydevice_conformance import report as reports
 
+pytestmark = pytest.mark.usefixtures("warm_process")
+
 HERE = Path(__file__).parent
 #: Where Vulkan may have gaps.
 GAPS = {"DEV", "MEM", "OOM", "STR", "PIN", "COL", "PRO", "TRN"}
