@@ -60,6 +60,7 @@ FLAGS = {
         "PARALLELISM_CONFIG_SP_ATTN_IMPLEMENTATION": "sdpa"
     },
     "--num_processes 2": {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"},
+    "--save_state_alone": {"ANYDEVICE_SAVE_STATE_ALONE": "true"},
     "--role trainers": {"ROLE_NAME": "trainers"},
     "--max_restarts 1": {"TORCHELASTIC_MAX_RESTARTS": "1"},
     "--monitor_interval 0.05": {},

@@ -199,6 +199,52 @@ def hooks_take_over(rank, size, folder):
     return True
 
 
+def saved_by_one(rank, size, folder):
+    """`save_state` on the main process alone, as many published scripts make it."""
+    project = ProjectConfiguration(
+        folder, automatic_checkpoint_naming=True, total_limit=1, save_state_alone=True
+    )
+    a, model, optimizer, batch = _trainer(project, None)
+    for step in range(3):
+        _step(a, model, optimizer, batch[rank])
+        if a.is_main_process and step < 2:
+            a.save_state()
+        a.gather(torch.ones(1))  # the others are here meanwhile
+    wanted = [p.detach().clone() for p in model.parameters()]
+    a.wait_for_everyone()
+    place = Path(folder) / "checkpoints"
+    assert [path.name for path in place.iterdir()] == ["checkpoint_1"]
+    a.load_state()
+    _step(a, model, optimizer, batch[rank])
+    for was, now in zip(wanted, model.parameters(), strict=True):
+        torch.testing.assert_close(now.detach(), was)
+    if rank:
+        with fails(OptionError, "save_state_alone"):
+            a.save_state()
+    a.wait_for_everyone()
+    fresh()
+    sharded = _trainer(project, FullyShardedDataParallelPlugin())[0]
+    where = Path(sharded.save_state())  # all processes have a part, and all make the call
+    assert {path.name for path in where.glob("random*")} == {
+        f"random_states_{rank}.pkl" for rank in range(size)
+    }
+    return True
+
+
+def _trainer(project, plugin):
+    torch.manual_seed(0)
+    a = Accelerator(cpu=True, project_config=project, fsdp_plugin=plugin)
+    model = nn.Linear(4, 4)
+    model, optimizer = a.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.1))
+    return a, model, optimizer, torch.randn(2, 3, 4)
+
+
+def _step(a, model, optimizer, batch):
+    a.backward(model(batch).square().mean())
+    optimizer.step()
+    optimizer.zero_grad()
+
+
 def in_the_background(rank, size, folder, cpu):
     """An asynchronous save keeps what was, names its folder last, and tells of its errors."""
     for engine in ("ddp", "fsdp2") if size > 1 else ("single",):

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from training import checkpoint_ranks
 from training.loops import HEAVY, Net, fresh
 
-from anydevice import Accelerator
+from anydevice import Accelerator, ProjectConfiguration
 from anydevice.errors import CheckpointMismatchError, CorruptCheckpointError, OptionError
 
 # With the other tests whose ranks train: what these import is imported once, not in each worker.
@@ -48,6 +48,14 @@ def test_keys_on_disk_are_the_plain_models(stopped):
 def test_everything_comes_back(tmp_path):
     assert all(run_ranks(checkpoint_ranks.everything_comes_back, 2, "cpu", str(tmp_path)))
     assert all(run_ranks(checkpoint_ranks.hooks_take_over, 2, "cpu", str(tmp_path)))
+
+
+def test_a_save_by_the_main_process_alone(tmp_path, monkeypatch):
+    assert all(run_ranks(checkpoint_ranks.saved_by_one, 2, "cpu", str(tmp_path)))
+    assert not ProjectConfiguration().save_state_alone
+    monkeypatch.setenv("ANYDEVICE_SAVE_STATE_ALONE", "true")  # what the launcher's flag gives
+    assert ProjectConfiguration().save_state_alone
+    assert not ProjectConfiguration(save_state_alone=False).save_state_alone
 
 
 @pytest.mark.parametrize(("size", "device"), [(1, "cpu"), (2, "cpu"), (2, "sim")])

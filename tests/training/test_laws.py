@@ -25,6 +25,7 @@ def test_a_save_that_not_all_ranks_make_is_an_error_that_names_their_lines(tmp_p
     for message in run_ranks(laws_ranks.a_call_that_not_all_make, 2, "cpu", str(tmp_path / "c")):
         assert "save_state" in message
         assert "wait_for_everyone" in message
+        assert "--save_state_alone" in message
         assert message.count("laws_ranks.py:") == 2, message
 
 

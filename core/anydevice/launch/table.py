@@ -180,6 +180,14 @@ _RUN = (
         least=0.0,
         default=0.1,
     ),
+    _S(
+        "save_state_alone",
+        "flag",
+        "the main process calls save_state by itself, and waits for no other",
+        "processes",
+        keys=("save_state_alone",),
+        variable="ANYDEVICE_SAVE_STATE_ALONE",
+    ),
     _S("role", "text", "a name for the processes, in the launcher's log", "processes"),
     _S(
         "tee",

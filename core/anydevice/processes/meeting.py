@@ -82,6 +82,7 @@ class Meetings:
         description: Any = None,
         payload: bytes = b"",
         line: str | None = None,
+        hint: str = "",
     ) -> list[bytes]:
         """Wait for all ranks, and see that they are here for the same.
 
@@ -90,6 +91,7 @@ class Meetings:
             description: plain data that must be equal on all ranks, such as shapes.
             payload: a few bytes to tell the others, such as sizes that may differ.
             line: of the user's code, for messages; None: the caller's.
+            hint: what else helps where not all ranks make this call; every rank's error says it.
 
         Returns:
             What each rank told, in order.
@@ -102,6 +104,8 @@ class Meetings:
         number, store = self._number, self._store
         line = line or calling_line()
         said = {"number": number, "call": call, "line": line, "brings": description}
+        if hint:
+            said["hint"] = hint
         digest = hashlib.blake2b(repr((call, description)).encode(), digest_size=_DIGEST).digest()
         with self._served(said):
             store.set(f"at/{self._rank}/{number % 2}", json.dumps(said, default=repr))
@@ -176,7 +180,7 @@ class Meetings:
             ", ".join(map(str, missing)),
             max(0.0, self._limit.total_seconds() - _NOTICE),
             self.lines(),
-            _SAME_CALLS,
+            _SAME_CALLS + self._hints(),
         )
 
     def _look(self, keys: list[str], said: dict[str, Any], *, late: bool) -> None:
@@ -203,7 +207,7 @@ class Meetings:
         who = ", ".join(f"rank {rank} {gone.get(rank, late)}" for rank in missing)
         raise MissingRankError(
             f"{said['call']} needs all {self._size} ranks, and {who}.\n{self.lines()}\n"
-            f"{_SAME_CALLS}"
+            f"{_SAME_CALLS}{self._hints()}"
         )
 
     def _disagree(self, number: int, said: dict[str, Any]) -> None:
@@ -217,6 +221,7 @@ class Meetings:
             f"{what} (this is rank {self._rank}):\n{self.lines(number)}\n"
             "Each rank must make the same calls with the same structure, shapes and dtypes. "
             "Tensors that differ in length: pad_across_processes first, or gather_object."
+            f"{self._hints(number)}"
         )
 
     def lines(self, number: int | None = None) -> str:
@@ -224,6 +229,11 @@ class Meetings:
         return "\n".join(
             f"  rank {rank}: {_show(self._doing(rank, number))}" for rank in range(self._size)
         )
+
+    def _hints(self, number: int | None = None) -> str:
+        """What else helps, as the ranks say it: a line for each that is different."""
+        said = [self._doing(rank, number).get("hint", "") for rank in range(self._size)]
+        return "".join(f"\n{hint}" for hint in dict.fromkeys(said) if hint)
 
     def _doing(self, rank: int, number: int | None = None) -> dict[str, Any]:
         keys = [key for key in (f"at/{rank}/0", f"at/{rank}/1") if self._store.check([key])]

@@ -157,11 +157,13 @@ class PartialState:
         """
         self.meet("wait_for_everyone")
 
-    def meet(self, call: str, description: Any = None, payload: bytes = b"") -> list[bytes]:
+    def meet(
+        self, call: str, description: Any = None, payload: bytes = b"", hint: str = ""
+    ) -> list[bytes]:
         """See that all ranks are about to do the same; see `Meetings.meet`. Nothing when alone."""
         if self._meetings is None:
             return [payload]
-        return self._meetings.meet(call, description, payload)
+        return self._meetings.meet(call, description, payload, hint=hint)
 
     @contextlib.contextmanager
     def collective(self, call: str) -> Iterator[None]:

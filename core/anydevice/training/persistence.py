@@ -89,15 +89,15 @@ class AcceleratorPersistence(AcceleratorLogging):
     ) -> str:
         """Write models, optimizers, schedulers, loaders, the scaler, random states and the rest.
 
-        All processes call this. The checkpoint is complete or absent, whenever a process ends.
+        All processes call this, or the main process with ``save_state_alone`` of
+        `ProjectConfiguration`. The checkpoint is complete or absent, whenever a process ends.
 
         Args:
             output_dir: the folder; None with ``automatic_checkpoint_naming``.
             safe_serialization: models are safetensors files; else torch's.
             asynchronous: return when all is copied to the host, and write weights and optimizers
                 in the background, each process its part, with any engine. The folder has its name
-                when all is written. The next `save_state`, `load_state`, `wait_for_save` and
-                `end_training` wait for that.
+                when all is written: `wait_for_save`, `end_training` and what comes next wait.
             **save_model_func_kwargs: none are there.
 
         Returns:
@@ -105,24 +105,24 @@ class AcceleratorPersistence(AcceleratorLogging):
 
         Raises:
             OptionError: no folder, or a file; an argument that is not there, or does not go with
-                ``asynchronous``.
-            CheckpointError: an asynchronous save before this one could not be written.
+                ``asynchronous``; a second process that calls it under ``save_state_alone``.
+            CheckpointError: an asynchronous save before this could not be written.
             MissingRankError: not all processes call this; the message names each one's line.
         """
         if save_model_func_kwargs:
-            name = sorted(save_model_func_kwargs)[0]
             known = ("output_dir", "safe_serialization", "asynchronous")
-            refuse_unknown_argument("save_state", name, known)
-        self.state._partial.meet("save_state")
-        self.wait_for_save()
+            refuse_unknown_argument("save_state", sorted(save_model_func_kwargs)[0], known)
         project = self.project_configuration
-        folder = self._folder_to_save(output_dir)
         request = self._request(self._save_hooks, safe=safe_serialization)
-        keep = project.total_limit if project.automatic_checkpoint_naming else None
+        if project.save_state_alone and not asynchronous:
+            request.save_alone()
+        request.meet("save_state")
+        self.wait_for_save()
+        folder = self._folder_to_save(output_dir, agree=not request.alone)
 
         def then() -> None:
-            if keep is not None:
-                folders.remove_oldest(folder.parent, keep)
+            if project.automatic_checkpoint_naming and project.total_limit is not None:
+                folders.remove_oldest(folder.parent, project.total_limit)
 
         save_checkpoint(request, folder, self._background if asynchronous else None, then)
         if project.automatic_checkpoint_naming:
@@ -150,7 +150,7 @@ class AcceleratorPersistence(AcceleratorLogging):
         finally:
             super().end_training()
 
-    def _folder_to_save(self, output_dir: Any) -> Path:
+    def _folder_to_save(self, output_dir: Any, *, agree: bool) -> Path:
         project = self.project_configuration
         if not project.automatic_checkpoint_naming:
             if output_dir is None:
@@ -164,7 +164,7 @@ class AcceleratorPersistence(AcceleratorLogging):
             return folder
         parent = self._checkpoints()
         numbers = [max(folders.next_number(parent), project.iteration)]
-        if self.use_distributed:
+        if agree and self.use_distributed:
             torch.distributed.broadcast_object_list(numbers, src=0)
         return parent / f"checkpoint_{numbers[0]}"
 

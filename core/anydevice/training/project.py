@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from anydevice.arguments import names_unknown_arguments
 from anydevice.errors import OptionError
+from anydevice.training.environment import is_set
 
 __all__ = ["ProjectConfiguration"]
 
@@ -26,6 +27,10 @@ class ProjectConfiguration:
         iteration: the least number of the next checkpoint.
         save_on_each_node: the local main process of each machine writes what the main process
             does, for machines that share no disk.
+        save_state_alone: `save_state` is the main process's own call, for scripts that make it
+            under ``if accelerator.is_main_process``: nobody waits for the others, whose random
+            states are not saved. It has no effect where weights or optimizers are sharded: then
+            all processes make the call. None: what ``anydevice launch --save_state_alone`` says.
 
     Raises:
         OptionError: ``total_limit`` is no positive number.
@@ -42,10 +47,13 @@ class ProjectConfiguration:
     total_limit: int | None = None
     iteration: int = 0
     save_on_each_node: bool = False
+    save_state_alone: bool | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.total_limit is not None and self.total_limit < 1:
             raise OptionError(f"total_limit={self.total_limit}: keep at least one checkpoint")
+        if self.save_state_alone is None:
+            self.save_state_alone = is_set("ANYDEVICE_SAVE_STATE_ALONE")
         self.set_directories(self.project_dir)
 
     def set_directories(self, project_dir: Any = None) -> None:

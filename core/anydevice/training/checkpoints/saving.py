@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -25,6 +25,11 @@ from anydevice.training.checkpoints.weights import (
 
 __all__ = ["SaveRequest", "model_of", "save_checkpoint"]
 
+_HINT: Final = (
+    "For a script that calls save_state under `if is_main_process`: `anydevice launch "
+    "--save_state_alone`, or ProjectConfiguration(save_state_alone=True)."
+)
+
 
 @dataclasses.dataclass
 class SaveRequest:
@@ -39,6 +44,7 @@ class SaveRequest:
         safe: models are safetensors files.
         whole: weights are written whole, by the main process, though they are sharded.
         writes: whether this process writes what one process of all, or of a machine, writes.
+        alone: this process saves by itself, and waits for no other.
     """
 
     engine: Engine
@@ -53,6 +59,33 @@ class SaveRequest:
     safe: bool = True
     whole: bool = False
     writes: bool = True
+    alone: bool = False
+
+    def save_alone(self) -> None:
+        """Have this process save by itself, where it has all that is saved.
+
+        Raises:
+            OptionError: it is none that writes.
+        """
+        if not self._has_all:
+            return
+        if not self.writes:
+            raise OptionError(
+                f"save_state_alone is set, and process {self.state.process_index} calls "
+                "save_state, which the main process alone makes then: leave --save_state_alone "
+                "out where all processes make the call"
+            )
+        self.alone = True
+
+    def meet(self, call: str, description: Any = None) -> None:
+        """See that all processes are here."""
+        if not self.alone:
+            self.state.meet(call, description, hint=_HINT if self._has_all else "")
+
+    @property
+    def _has_all(self) -> bool:
+        """Whether each process has all weights, and optimizers' states."""
+        return not (self.engine.sharded or isinstance(self.engine, OwnFiles))
 
     @property
     def is_empty(self) -> bool:
@@ -77,7 +110,7 @@ def save_checkpoint(
     background: BackgroundSave | None = None,
     then: Callable[[], Any] = lambda: None,
 ) -> Path:
-    """Write a checkpoint into ``folder``; all processes call this.
+    """Write a checkpoint into ``folder``; all processes call this, or one that saves alone.
 
     Args:
         request: what is saved.
@@ -91,16 +124,15 @@ def save_checkpoint(
     """
     if background is not None:
         _check_asynchronous(request)
-    state = request.state
-    state.meet("save_state", str(folder.name))
+    request.meet("save_state", str(folder.name))
     writing = Writing(folder)
     if request.writes:
         writing.begin()
-    state.meet("save_state, writing")
+    request.meet("save_state, writing")
     weights: dict[str, Any] | None = None if background is None else {}
     try:
         _write(request, writing.place, weights)
-        state.meet("save_state, written")
+        request.meet("save_state, written")
         if background is not None and weights is not None:
             background.start(weights, writing, request.writes, then)
             return folder
@@ -111,7 +143,7 @@ def save_checkpoint(
     if request.writes:
         writing.commit()
         then()
-    state.meet("save_state, complete")
+    request.meet("save_state, complete")
     return folder
 
 
