@@ -19,9 +19,9 @@ demo: install
 test: install
 	$(WITHOUT_VULKAN) $(BIN)/python -m pytest -n auto --dist loadgroup
 
-# The readers of files from strangers, on new random input: a fixed number of examples, two minutes.
+# Readers of files from strangers, and building empty, on new random input: two minutes.
 fuzz: install
-	ANYDEVICE_FUZZ_EXAMPLES=4000 $(BIN)/python -m pytest tests/checkpoint tests/offload_store -k fuzz
+	ANYDEVICE_FUZZ_EXAMPLES=4000 $(BIN)/python -m pytest tests/checkpoint tests/offload_store tests/init_empty -k fuzz
 
 # Format, lint, types, import rules, and no device name in core: one command, the same that CI calls.
 check: install

@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,8 +31,9 @@ from torch.nn.modules import module as torch_module
 from anydevice.devices import META, Device, DeviceLike, resolve_device
 from anydevice.init_empty.calls import CallMode
 from anydevice.init_empty.leaving import Entered, finish_contexts
-from anydevice.init_empty.log import MAX_CONSTANT, Log
+from anydevice.init_empty.log import Log
 from anydevice.init_empty.operations import OperationMode
+from anydevice.init_empty.steps import is_simple
 from anydevice.tensors import move_tensor
 
 __all__ = ["init_empty_weights", "init_on_device"]
@@ -152,7 +154,9 @@ class _Context:
     buffers: bool
     log: Log | None
     #: What became of the parameters that had to be replaced, by id, so that ties hold.
-    replaced: dict[int, tuple[nn.Parameter, nn.Parameter]] = dataclasses.field(default_factory=dict)
+    replaced: dict[int, tuple[weakref.ref[nn.Parameter], weakref.ref[nn.Parameter]]] = (
+        dataclasses.field(default_factory=dict)
+    )
 
 
 class _Local(threading.local):
@@ -186,25 +190,31 @@ def _placed(context: _Context, parameter: nn.Parameter) -> nn.Parameter | None:
     log = context.log
     if context.device == META and parameter.is_meta:
         if log is not None:
-            log.keep_on_meta(parameter)
+            log.hold(parameter)
         return None
     if parameter.device == context.device.torch:
         return None
-    known = context.replaced.get(id(parameter))
-    if known is None:
+    old, new = (get() for get in context.replaced.get(id(parameter), (_nothing, _nothing)))
+    if new is None or old is not parameter:
         value = parameter.detach()
         if log is not None and parameter in log:
             value = log.value(value)
-        moved = value.to("meta") if context.device == META else move_tensor(value, context.device)
+        if context.device != META:
+            moved = move_tensor(value, context.device)
+        elif log is not None and value.device.type == "cpu" and is_simple(value):
+            moved = log.adopt(value)
+        else:
+            moved = value.to("meta")
         new = torch.Tensor._make_subclass(type(parameter), moved, parameter.requires_grad)
         new.__dict__.update(parameter.__dict__)
         if log is not None and context.device == META:
-            log.keep_on_meta(new)
-            if value.device.type == "cpu" and value.nbytes <= MAX_CONSTANT:
-                log.remember(new, value)
-        # The old one is kept: its id must not become another's while the context lasts.
-        known = context.replaced[id(parameter)] = (parameter, new)
-    return known[1]
+            log.hold(new)
+        context.replaced[id(parameter)] = weakref.ref(parameter), weakref.ref(new)
+    return new
+
+
+def _nothing() -> None:
+    return None
 
 
 def _on_buffer(_module: nn.Module, _name: str, buffer: Any) -> Any:

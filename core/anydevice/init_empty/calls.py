@@ -16,9 +16,10 @@ from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 
 from anydevice.init_empty.log import Log
-from anydevice.init_empty.operations import NeedsValues
-from anydevice.init_empty.steps import Step
-from anydevice.nested import iter_tensors, map_tensors
+from anydevice.init_empty.operations import NeedsValues, is_transforming
+from anydevice.init_empty.steps import Step, flat_tensors
+from anydevice.init_empty.values import call_with_values
+from anydevice.nested import iter_tensors
 
 __all__ = ["CallMode"]
 
@@ -49,10 +50,15 @@ class CallMode(TorchFunctionMode):
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a function; once more, with values, where it needs them."""
         log = self.log
+        log.has_autocast = torch._C._is_any_autocast_enabled()
+        if is_transforming():
+            return func(*args, **kwargs)  # its tensors are not what they hold
+        if torch.is_grad_enabled() and any(map(self._records, flat_tensors(args))):
+            return self.call_for_real(func, args, kwargs)  # the graph is one of real tensors
         mark = log.mark()
         log.calls += 1
         try:
-            result = func(*args, **kwargs)
+            return func(*args, **kwargs)
         except (NeedsValues, RuntimeError) as error:
             # Kernels that read memory without an operation fail on meta with errors of their own;
             # so do functions that make a tensor of their own, which was put off.
@@ -63,33 +69,17 @@ class CallMode(TorchFunctionMode):
             return self.call_for_real(func, args, kwargs)
         finally:
             log.calls -= 1
-        if type(result) is torch.Tensor:
-            log.hold(result)
-        elif isinstance(result, (list, tuple, dict)):
-            for tensor in iter_tensors(result):
-                log.hold(tensor)
-        return result
+
+    def _records(self, tensor: torch.Tensor) -> bool:
+        """Whether gradients are to come to a tensor that is neither a parameter nor made of one."""
+        if not tensor.requires_grad or isinstance(tensor, nn.Parameter):
+            return False
+        return tensor.is_leaf or tensor not in self.log
 
     def call_for_real(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a function with real arguments; parameters are replaced by their values."""
-        log = self.log
-        log.make_real(list(iter_tensors((args, kwargs))))
-        replaced: dict[int, torch.Tensor] = {}
-
-        def value(tensor: torch.Tensor) -> torch.Tensor:
-            if tensor not in log:
-                return tensor
-            real = log.value(tensor)
-            replaced[id(real)] = tensor
-            return real
-
-        args, kwargs = map_tensors(value, args), map_tensors(value, kwargs)
-        log.is_eager = True
-        try:
-            result = func(*args, **kwargs)
-        finally:
-            log.is_eager = False
-        return replaced.get(id(result), result)
+        self.log.make_real(list(iter_tensors((args, kwargs))))
+        return call_with_values(self.log, func, args, kwargs, leaves=True)
 
 
 def _is_meta(device: Any) -> bool:
@@ -145,6 +135,13 @@ def _with_values(mode: CallMode, func: Any, args: Any, kwargs: Any) -> Any:
     return mode.call_for_real(func, args, kwargs)
 
 
+def _with_memory(mode: CallMode, func: Any, args: Any, kwargs: Any) -> Any:
+    """Functions that give the memory of a tensor out, other than by a tensor."""
+    result = mode.call_for_real(func, args, kwargs)
+    mode.log.share(args[0])
+    return result
+
+
 def _cpu(mode: CallMode, func: Any, args: Any, kwargs: Any) -> Any:
     return (
         args[0]
@@ -164,6 +161,14 @@ def _new_tensor(mode: CallMode, func: Any, args: Any, kwargs: Any) -> Any:
     device = kwargs.get("device")
     if args[0] in mode.log and (device is None or _is_meta(device)):
         kwargs = {**kwargs, "device": _CPU}
+    return mode.call(func, args, kwargs)
+
+
+def _as_tensor(mode: CallMode, func: Any, args: Any, kwargs: Any) -> Any:
+    """`torch.as_tensor` makes no copy of what is on the device that is asked for."""
+    data, device = args[0] if args else None, kwargs.get("device")
+    if isinstance(data, torch.Tensor) and data in mode.log and device is not None:
+        kwargs = {**kwargs, "device": _META if torch.device(device) == _CPU else device}
     return mode.call(func, args, kwargs)
 
 
@@ -202,6 +207,8 @@ _SPECIAL: Final[dict[Any, Callable[[CallMode, Any, Any, Any], Any]]] = {
     torch.Tensor.data.__set__: _set_data,  # type: ignore[attr-defined]
     torch.Tensor.new_tensor: _new_tensor,
     torch.Tensor.to: _to,
+    torch.as_tensor: _as_tensor,
+    torch.asarray: _as_tensor,
     torch.Tensor.cpu: _cpu,
     **dict.fromkeys(
         (
@@ -210,19 +217,24 @@ _SPECIAL: Final[dict[Any, Callable[[CallMode, Any, Any, Any], Any]]] = {
             torch.Tensor.__dlpack__,
             torch.Tensor.__dlpack_device__,
             torch.Tensor.__format__,
-            torch.Tensor.__reduce_ex__,
             torch.Tensor.__repr__,
             torch.Tensor.apply_,
-            torch.Tensor.data_ptr,
             torch.Tensor.map2_,
             torch.Tensor.map_,
             torch.Tensor.new,
             torch.Tensor.numpy,
-            torch.Tensor.share_memory_,
-            torch.Tensor.storage,
             torch.Tensor.tolist,
-            torch.Tensor.untyped_storage,
         ),
         _with_values,
+    ),
+    **dict.fromkeys(
+        (
+            torch.Tensor.__reduce_ex__,
+            torch.Tensor.data_ptr,
+            torch.Tensor.share_memory_,
+            torch.Tensor.storage,
+            torch.Tensor.untyped_storage,
+        ),
+        _with_memory,
     ),
 }

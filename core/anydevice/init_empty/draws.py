@@ -263,9 +263,9 @@ def _draw(step: Step) -> None:
         fill(piece[:count], generator=step.generator)
     elif step.reads:
         scratch = torch.empty_strided(view.size, view.stride, dtype=view.dtype, device="cpu")
-        step.function(scratch, *step.args[1:], **step.kwargs)
+        step.call((scratch, *step.args[1:]), step.kwargs)
     else:
-        step.function(*step.args, **step.kwargs)
+        step.call(step.args, step.kwargs)
 
 
 def _is_contiguous(view: View) -> bool:

@@ -5,11 +5,13 @@ tensor is a view (dtype, size, stride, offset) of one. Views need no step. The c
 is what its steps, and those of the storages that they read, compute when they run in order. Each
 step runs at most once. A step is closed: every tensor in it is a view of a storage of the log, or a
 small constant that was copied.
+
+Once code may see the memory of a storage by a real tensor, nothing that is done to it waits: see
+`Log.is_late`.
 """
 
 from __future__ import annotations
 
-import weakref
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import Final
@@ -18,7 +20,8 @@ import torch
 from torch import nn
 
 from anydevice.init_empty.draws import Draws
-from anydevice.init_empty.real_storages import RealStorages
+from anydevice.init_empty.holders import Holders, swap
+from anydevice.init_empty.real_storages import RealStorages, as_inference, references, seen
 from anydevice.init_empty.steps import Step, View, flat_tensors, map_call
 from anydevice.tensors import storage_address
 
@@ -35,20 +38,20 @@ class Log:
         is_off: operations go straight to torch: the log itself is at work.
         is_eager: operations run for real: a function that needs values runs again.
         calls: how many calls of the function mode are under way.
-        owned: the storages of parameters, which stay on meta.
+        has_autocast: one of them is under autocast.
     """
 
     def __init__(self) -> None:
         self.is_off = False
         self.is_eager = False
         self.calls = 0
-        self.owned: set[int] = set()
+        self.has_autocast = False
         self._steps: list[Step] = []
         #: A tensor of each storage, so that no address is used again meanwhile.
         self._anchors: dict[int, torch.Tensor] = {}
         self._real = RealStorages()
-        #: The tensors that somebody may hold.
-        self._holders: dict[int, list[weakref.ref[torch.Tensor]]] = {}
+        self._holders = Holders()
+        self._shared: set[int] = set()
         self._writers: defaultdict[int, list[Step]] = defaultdict(list)
         self._readers: defaultdict[int, list[Step]] = defaultdict(list)
         self._draws = Draws(self.run)
@@ -65,15 +68,7 @@ class Log:
         assert address is not None
         if address not in self._anchors:
             self._anchors[address] = tensor.detach()
-        return View(
-            address,
-            tensor.dtype,
-            tensor.shape,
-            tensor.stride(),
-            int(tensor.storage_offset()),
-            tensor.is_conj(),
-            tensor.is_neg(),
-        )
+        return View.of(tensor, address)
 
     def append(self, step: Step) -> None:
         """Note a step that ran on meta."""
@@ -99,38 +94,48 @@ class Log:
                 self._draws.remove(step)
 
     def hold(self, tensor: torch.Tensor) -> None:
-        """Remember that somebody may hold a tensor, which then becomes real with its storage."""
+        """Remember that code may hold a tensor, which becomes real with its storage."""
         address = storage_address(tensor)
-        if address not in self._anchors or isinstance(tensor, nn.Parameter):
-            return
-        assert address is not None
-        holders = self._holders.setdefault(address, [])
-        if not self.is_held(tensor):
-            holders.append(weakref.ref(tensor))
+        if address in self._anchors:
+            assert address is not None
+            self._holders.add(address, tensor)
 
-    def is_held(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is known to be held by somebody."""
-        holders = self._holders.get(storage_address(tensor) or 0, ())
-        return any(reference() is tensor for reference in holders)
-
-    def follow(self, tensor: torch.Tensor, before: View) -> None:
-        """Learn that a tensor, which saw one storage, sees another from now on."""
-        if before.storage in self.owned:
-            self.keep_on_meta(tensor)
-        self.hold(tensor)
-
-    def keep_on_meta(self, tensor: torch.Tensor) -> None:
-        """Let the storage of a tensor stay on meta, as it is a parameter's."""
+    def share(self, tensor: torch.Tensor) -> None:
+        """Note that code has the memory of a tensor by other means than a tensor."""
         address = storage_address(tensor)
-        if address is not None:
-            self.owned.add(address)
+        if address in self._anchors:
+            assert address is not None
+            self._shared.add(address)
 
-    def remember(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
-        """Take a real value as the content of a new tensor on meta."""
-        view = self.view(tensor)
-        kept = value.detach().clone()
-        dtype = torch.get_default_dtype()
-        self.append(Step(torch.clone, (kept,), {}, [view], set(), {view.storage}, dtype))
+    def is_late(self, tensor: torch.Tensor) -> bool:
+        """Whether what is done to a tensor can wait: code sees its memory by tensors of the log."""
+        address = storage_address(tensor)
+        if address not in self._anchors:
+            return False
+        return not (address in self._shared or self._real.is_used(address))
+
+    def is_adopted(self, view: View, real: torch.Tensor) -> bool:
+        """Whether a view of a storage of the log sees just what a real tensor sees."""
+        address = self._real.address_of(real.untyped_storage())
+        return address == view.storage and View.of(real, address) == view
+
+    def adopt(self, real: torch.Tensor) -> torch.Tensor:
+        """A tensor on meta that stands for a real one on the host; they share memory.
+
+        Values of more than `MAX_CONSTANT` bytes are not kept.
+        """
+        storage = real.untyped_storage()
+        address = self._real.address_of(storage)
+        if address is None:
+            base = torch.UntypedStorage(storage.nbytes(), device="meta")  # type: ignore[no-untyped-call]
+        else:
+            base = self._anchors[address].untyped_storage()
+        with self.at_work():
+            new = seen(base, View.of(real, 0))
+            view = self.view(new)
+        if storage.nbytes() <= MAX_CONSTANT:
+            self._real[view.storage] = storage
+        return new
 
     # ------------------------------------------------------------------ making real
 
@@ -138,10 +143,9 @@ class Log:
         """Make real what somebody still holds, except parameters."""
         held = [
             tensor
-            for address, holders in list(self._holders.items())
-            if address not in self.owned
-            for reference in holders
-            if (tensor := reference()) is not None
+            for address in list(self._holders)
+            if not self._holders.have_parameter(address)
+            for tensor in self._holders.tensors(address)
         ]
         self.make_real(held)
         for generator in self._draws.used:  # as a plain build leaves them
@@ -166,19 +170,22 @@ class Log:
             return
         storages = {a for t in wanted if (a := storage_address(t)) is not None}
         with self.at_work():
-            if even_owned:
-                for tensor in wanted:
-                    self.hold(tensor)
+            for tensor in wanted:
+                self.hold(tensor)
             for storage in self._compute(storages):
-                if storage not in self.owned or (even_owned and storage in storages):
+                if (even_owned and storage in storages) or not self._holders.have_parameter(
+                    storage
+                ):
                     self._hand_out(storage)
 
     def value(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A real tensor with the values of one of the log; the latter is left as it is."""
+        """A real tensor that shares the memory of one of the log; the latter is left as it is."""
         with self.at_work():
             view = self.view(tensor)
             self._compute({view.storage})
-            return self._real.tensor(view)
+            self._settle(view.storage)
+            with as_inference(tensor.is_inference()):
+                return self._real.tensor(view)
 
     def catch_up(self, generator: torch.Generator) -> None:
         """Draw what a plain build would have drawn from a generator by now."""
@@ -194,7 +201,7 @@ class Log:
     def _compute(self, storages: set[int]) -> set[int]:
         """Run what storages need; return all those that are real now."""
         steps = self._needed(storages)
-        with torch.no_grad():
+        with torch.no_grad(), torch._C._DisableAutocast():
             for step in sorted(steps, key=lambda s: s.index):
                 if not step.done:
                     self._draws.run(step) if step.generator is not None else self.run(step)
@@ -204,9 +211,10 @@ class Log:
         """The steps that the content of some storages comes from.
 
         A step that reads what a later one of them changes must run before that one. So must all
-        that read a storage which is handed out, as the user may change that; unless it is small:
-        then they get a copy (`_release`).
+        that read a storage which code is to see, as it may change that; unless it is small: then
+        they get a copy (`_settle`).
         """
+        wanted = frozenset(storages)
         needed: set[Step] = set()
         waiting = set(storages)
         seen: set[int] = set()
@@ -215,7 +223,9 @@ class Log:
             seen.add(storage)
             writers = self._writers.get(storage, ())
             last = writers[-1].index if writers else -1
-            keeps = storage in self.owned or self._bytes(storage) <= MAX_CONSTANT
+            keeps = self._bytes(storage) <= MAX_CONSTANT or (
+                storage not in wanted and self._holders.have_parameter(storage)
+            )
             readers = [s for s in self._readers.get(storage, ()) if s.index < last or not keeps]
             for step in (*writers, *readers):
                 if step in needed:
@@ -227,15 +237,7 @@ class Log:
 
     def run(self, step: Step) -> None:
         """Run one step for real; what it reads is there."""
-        default = torch.get_default_dtype()
-        try:
-            if default is not step.default_dtype:
-                torch.set_default_dtype(step.default_dtype)
-            args, kwargs = map_call(self._real.tensor, step.args, step.kwargs, View)
-            results = step.function(*args, **kwargs)
-        finally:
-            if default is not step.default_dtype:
-                torch.set_default_dtype(default)
+        results = step.call(*map_call(self._real.tensor, step.args, step.kwargs, View))
         step.done = True
         self._unlink(step)
         if any(step.results):
@@ -245,21 +247,22 @@ class Log:
 
     def _hand_out(self, storage: int) -> None:
         """Let the tensors that see a storage, parameters excepted, be real ones."""
-        for reference in self._holders.pop(storage, ()):
-            tensor = reference()
-            if tensor is None or storage_address(tensor) != storage:
-                continue  # it is not referenced any more, or its data has been exchanged since
-            view = self.view(tensor)
-            real = torch.Tensor._make_subclass(
-                type(tensor), self._real.tensor(view), tensor.requires_grad
-            )
-            real.__dict__.update(tensor.__dict__)
-            torch._C._swap_tensor_impl(tensor, real)
-        if storage not in self.owned:
-            self._release(storage)
+        self._settle(storage)
+        for tensor in self._holders.tensors(storage):
+            with as_inference(tensor.is_inference()):
+                swap(tensor, self._real.tensor(self.view(tensor)))
+        # What torch holds without a tensor of Python, and parameters, still see the storage.
+        if not self._is_seen_elsewhere(storage):
+            self._real.forget(storage)
+            self._anchors.pop(storage, None)
+            self._holders.pop(storage, None)
 
-    def _release(self, storage: int) -> None:
-        """Forget a storage; steps that are still to read it get a copy."""
+    def _is_seen_elsewhere(self, storage: int) -> bool:
+        anchor = self._anchors.get(storage)
+        return anchor is not None and references(anchor.untyped_storage()) > 2  # anchor and handle
+
+    def _settle(self, storage: int) -> None:
+        """Give a copy of a storage to the steps that are still to read it."""
 
         def copied(view: View) -> View | torch.Tensor:
             if view.storage != storage:
@@ -269,8 +272,6 @@ class Log:
         for step in self._readers.pop(storage, ()):
             step.args, step.kwargs = map_call(copied, step.args, step.kwargs, View)
             step.reads.discard(storage)
-        self._real.pop(storage, None)
-        self._anchors.pop(storage, None)
 
     def _bytes(self, storage: int) -> int:
         anchor = self._anchors.get(storage)

@@ -11,13 +11,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from anydevice.init_empty.log import MAX_CONSTANT, Log
-from anydevice.init_empty.steps import Step, View, flat_tensors, map_call
-from anydevice.tensors import PLAIN_TYPES
+from anydevice.init_empty.steps import Step, View, flat_tensors, is_simple, map_call
+from anydevice.init_empty.values import call_with_values
 
-__all__ = ["NeedsValues", "OperationMode"]
+__all__ = ["NeedsValues", "OperationMode", "is_transforming"]
 
 _CPU: Final = torch.device("cpu")
 _META: Final = torch.device("meta")
@@ -36,7 +37,9 @@ class _Traits(NamedTuple):
     draws: bool
     written: tuple[tuple[int, str], ...]
     fills: bool
-    sets_storage: bool
+    is_view: bool
+    is_cast_by_autocast: bool
+    is_composite: bool
 
 
 #: In-place operations without tensors among their other arguments: on meta there is nothing to do.
@@ -55,26 +58,44 @@ _FILLS: Final = frozenset(
 )
 
 
+#: These give a tensor other memory.
+_CHANGE_STORAGE: Final = frozenset(("aten::set_", "aten::resize_", "aten::resize_as_"))
+
+
+def is_transforming() -> bool:
+    """Whether `torch.func` is at work, whose tensors hold those of the log inside."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
 @functools.cache
 def _traits(operation: Any) -> _Traits:
     schema = operation._schema
+    arguments = schema.arguments
     names = {argument.name for argument in schema.arguments}
     written = tuple(
         (i, argument.name)
-        for i, argument in enumerate(schema.arguments)
+        for i, argument in enumerate(arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
     )
+    changes_storage = schema.name in _CHANGE_STORAGE or any(a.is_out for a in arguments)
+    aliases = any(r.alias_info is not None for r in schema.returns)
     return _Traits(
         "device" in names,
         "pin_memory" in names,
         # The meta kernel of quantizing gives no quantized tensor.
         bool(schema.returns)
         and all("Tensor" in str(r.type) for r in schema.returns)
-        and "quantize" not in schema.name,
+        and "quantize" not in schema.name
+        and not changes_storage,
         torch.Tag.nondeterministic_seeded in operation.tags,
         written,
         schema.name in _FILLS,
-        schema.name == "aten::set_",
+        (aliases and not written)
+        or (torch.Tag.inplace_view in operation.tags and not changes_storage),
+        not (written or aliases or "device" in names or schema.name == "aten::clone"),
+        torch._C._dispatch_has_kernel_for_dispatch_key(
+            operation.name(), "CompositeImplicitAutograd"
+        ),
     )
 
 
@@ -92,48 +113,53 @@ class OperationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if log.is_off:
             return func(*args, **kwargs)
         traits = _traits(func)
+        if traits.is_composite:  # of smaller operations, which inference mode leaves together
+            with self:
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
         if traits.takes_device:  # meta: asked for with the device of a parameter, or of the log
             args = tuple(map(_on_host, args))
             kwargs = {name: _on_host(value) for name, value in kwargs.items()}
-        tensors = [*flat_tensors(args), *flat_tensors(list(kwargs.values()))]
-        if log.calls:
-            return self._dispatch(func, traits, args, kwargs, tensors)
         # Some do not come through the function mode: `torch.Tensor(2, 3)`, `Tensor.set_`.
+        if log.calls:
+            return self._held(func, traits, args, kwargs)
         with torch._C.DisableTorchFunction():
-            result = self._dispatch(func, traits, args, kwargs, tensors)
-        if type(result) is torch.Tensor:
-            log.hold(result)
+            return self._held(func, traits, args, kwargs)
+
+    def _held(self, *operation: Any) -> Any:
+        result = self._dispatch(*operation)
+        for tensor in flat_tensors(result):
+            if type(tensor) is not nn.Parameter:
+                self.log.hold(tensor)
         return result
 
     def _dispatch(
-        self,
-        func: Any,
-        traits: _Traits,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        tensors: list[torch.Tensor],
+        self, func: Any, traits: _Traits, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Put an operation off, or run it with values."""
         log = self.log
+        tensors = flat_tensors(args)
+        for value in kwargs.values():
+            tensors += flat_tensors(value)
         known = [tensor for tensor in tensors if tensor in log]
-        if not log.is_eager and (
-            known or (not tensors and traits.takes_device and _can_wait(traits, kwargs))
-        ):
+        if traits.is_view and known:
+            return func(*args, **kwargs)
+        if not log.is_eager:
+            is_inside = log.calls and not is_transforming()
             try:
-                return self._put_off(func, traits, args, kwargs, tensors)
+                if known or (not tensors and traits.takes_device):
+                    return self._put_off(func, traits, args, kwargs, tensors)
             except NeedsValues:
-                if log.calls:
+                if is_inside:
                     raise
-        if traits.draws and log.calls and not log.is_eager:
-            raise NeedsValues  # a call that runs once more must not draw twice
-        if known:
-            args, kwargs = map_call(self._value, args, kwargs, torch.Tensor)
+            if is_inside and (known or traits.draws):
+                raise NeedsValues  # a call that runs once more must not draw, or write, twice
+            if not is_transforming():
+                log.make_real(known)
         if traits.draws:
             log.catch_up(_generator(args, kwargs))
-        return func(*args, **kwargs)
-
-    def _value(self, tensor: torch.Tensor) -> torch.Tensor:
-        return self.log.value(tensor) if tensor in self.log else tensor
+        return call_with_values(log, func, args, kwargs)
 
     def _put_off(
         self,
@@ -150,43 +176,37 @@ class OperationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """
         log = self.log
         kept = [args[i] if i < len(args) else kwargs.get(name) for i, name in traits.written]
-        written = list(flat_tensors(kept))
-        if not _can_wait(traits, kwargs) or not all(t in log for t in written):
+        written = flat_tensors(kept)
+        if not _can_wait(traits, kwargs) or not all(map(log.is_late, written)):
             raise NeedsValues
-        sees_other = traits.sets_storage
+        if log.has_autocast and traits.is_cast_by_autocast:
+            raise NeedsValues  # on the host, autocast chooses other dtypes than on meta
         views: dict[int, Any] = {}
         stand_ins: dict[int, torch.Tensor] = {}
         for tensor in tensors:
-            if not _is_simple(tensor):
+            if not is_simple(tensor):
                 raise NeedsValues
             if tensor in log:
-                views[id(tensor)] = log.view(tensor)
+                is_late = log.is_late(tensor)
+                views[id(tensor)] = log.view(tensor) if is_late else _copy(log.value(tensor))
             elif tensor.is_meta:
                 return func(*args, **kwargs)  # not ours, and without values
-            elif sees_other:  # the two share memory afterwards
-                views[id(tensor)] = tensor.detach()
-                stand_ins[id(tensor)] = tensor.to(_META)
-            elif tensor.nbytes > MAX_CONSTANT:
-                raise NeedsValues
             else:
-                views[id(tensor)] = tensor.detach().clone()
+                views[id(tensor)] = _copy(tensor)
                 stand_ins[id(tensor)] = tensor.to(_META)
         real_kwargs = dict(kwargs)
         if traits.takes_device:
             real_kwargs["device"], kwargs = _CPU, {**kwargs, "device": _META}
         if traits.takes_pin_memory:
             real_kwargs["pin_memory"] = kwargs["pin_memory"] = False
-        meta_args = tuple(map(_storage_on_meta, args)) if sees_other else args
         with _undrawn(args, real_kwargs) if traits.draws else contextlib.nullcontext():
-            result = args[0] if traits.fills else _on_meta(func, meta_args, kwargs, stand_ins)
-        results = list(flat_tensors(result))
-        if not all(_is_simple(tensor) for tensor in results):
+            result = args[0] if traits.fills else _on_meta(func, args, kwargs, stand_ins)
+        results = flat_tensors(result)
+        if not all(map(is_simple, results)):
             raise NeedsValues
-        if not (log.calls or tensors) and not any(tensor.numel() for tensor in results):
-            raise NeedsValues  # it costs nothing; torch makes one itself, to see a storage through
+        if not tensors and not any(tensor.numel() for tensor in results):
+            raise NeedsValues  # it costs nothing, and is often given another storage
         new = [log.view(t) if t not in log else None for t in results]
-        if sees_other:
-            log.follow(args[0], views[id(args[0])])
         writes = {log.view(t).storage for t in written} | {v.storage for v in new if v is not None}
         if writes:
             log.append(
@@ -207,16 +227,11 @@ def _on_host(argument: Any) -> Any:
     return _CPU if isinstance(argument, torch.device) and argument == _META else argument
 
 
-def _storage_on_meta(argument: Any) -> Any:
-    if not isinstance(argument, torch.UntypedStorage):
-        return argument
-    return torch.UntypedStorage(argument.nbytes(), device="meta")  # type: ignore[no-untyped-call]
-
-
-def _is_simple(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is nothing but a view of one storage."""
-    plain = type(tensor) in PLAIN_TYPES and tensor.layout is torch.strided
-    return plain and not tensor.is_quantized and not tensor.is_nested
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    """What the log keeps of a tensor that code can change."""
+    if tensor.nbytes > MAX_CONSTANT:
+        raise NeedsValues
+    return tensor.detach().clone()
 
 
 def _on_meta(

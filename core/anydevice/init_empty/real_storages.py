@@ -2,16 +2,62 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 
 from anydevice.errors import ModelError
 from anydevice.init_empty.steps import View
 
-__all__ = ["RealStorages"]
+__all__ = ["RealStorages", "as_inference", "references", "seen"]
+
+
+def references(storage: torch.UntypedStorage) -> int:
+    """How many tensors and handles see a storage."""
+    return int(torch._C._storage_Use_Count(storage._cdata))
+
+
+def seen(storage: torch.UntypedStorage, view: View) -> torch.Tensor:
+    """A tensor that sees a storage as a view says."""
+    base = torch.empty(0, dtype=view.dtype, device=storage.device)
+    tensor = base.set_(storage, view.offset, view.size, view.stride)
+    tensor = torch._neg_view(tensor) if view.is_neg else tensor
+    return tensor.conj() if view.is_conj else tensor
+
+
+def as_inference(is_on: bool) -> contextlib.AbstractContextManager[object]:
+    """A context in which new tensors are those of `torch.inference_mode`, or are not."""
+    if is_on == torch.is_inference_mode_enabled():
+        return contextlib.nullcontext()
+    return torch.inference_mode(is_on)
 
 
 class RealStorages(dict[int, torch.UntypedStorage]):
     """Storages on the host by their addresses in the log, and tensors that are views of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._addresses: dict[int, int] = {}
+
+    def __setitem__(self, address: int, storage: torch.UntypedStorage) -> None:
+        self.forget(address)
+        super().__setitem__(address, storage)
+        self._addresses[storage._cdata] = address
+
+    def forget(self, address: int) -> None:
+        """Keep a storage no longer."""
+        storage = self.pop(address, None)
+        if storage is not None:
+            self._addresses.pop(storage._cdata, None)
+
+    def address_of(self, storage: torch.UntypedStorage) -> int | None:
+        """The address in the log of a real storage; None for one that is not here."""
+        return self._addresses.get(storage._cdata)
+
+    def is_used(self, address: int | None) -> bool:
+        """Whether somebody else has the real storage of an address."""
+        storage = self.get(address) if address is not None else None
+        return storage is not None and references(storage) > 1
 
     def store(self, view: View, result: torch.Tensor, nbytes: int) -> None:
         """Take a result as the content of a new storage, in the layout that it had on meta.
@@ -41,7 +87,4 @@ class RealStorages(dict[int, torch.UntypedStorage]):
                 "kept. Build the model without init_empty_weights, or make that tensor without "
                 "the parameter."
             )
-        base = torch.empty(0, dtype=view.dtype, device="cpu")
-        tensor = base.set_(storage, view.offset, view.size, view.stride)
-        tensor = torch._neg_view(tensor) if view.is_neg else tensor
-        return tensor.conj() if view.is_conj else tensor
+        return seen(storage, view)

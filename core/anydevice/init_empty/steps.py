@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["Step", "View", "flat_tensors", "map_call"]
+from anydevice.tensors import PLAIN_TYPES
+
+__all__ = ["Step", "View", "flat_tensors", "is_simple", "map_call"]
 
 
 class View(NamedTuple):
@@ -21,6 +23,19 @@ class View(NamedTuple):
     offset: int
     is_conj: bool
     is_neg: bool
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor, storage: int) -> View:
+        """How a tensor sees a storage that has the address given."""
+        return cls(
+            storage,
+            tensor.dtype,
+            tensor.shape,
+            tensor.stride(),
+            int(tensor.storage_offset()),
+            tensor.is_conj(),
+            tensor.is_neg(),
+        )
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -51,14 +66,35 @@ class Step:
     index: int = 0
     done: bool = False
 
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the function with values, as at the time."""
+        default = torch.get_default_dtype()
+        try:
+            if default is not self.default_dtype:
+                torch.set_default_dtype(self.default_dtype)
+            return self.function(*args, **kwargs)
+        finally:
+            if default is not self.default_dtype:
+                torch.set_default_dtype(default)
 
-def flat_tensors(data: Any) -> Iterator[torch.Tensor]:
+
+def flat_tensors(data: Any) -> list[torch.Tensor]:
     """The tensors in the arguments or results of an operation of torch."""
-    for item in data if isinstance(data, (list, tuple)) else (data,):
+    if isinstance(data, torch.Tensor):
+        return [data]
+    found: list[torch.Tensor] = []
+    for item in data if isinstance(data, (list, tuple)) else ():
         if isinstance(item, torch.Tensor):
-            yield item
+            found.append(item)
         elif isinstance(item, (list, tuple)):
-            yield from flat_tensors(item)
+            found += flat_tensors(item)
+    return found
+
+
+def is_simple(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is nothing but a view of one storage."""
+    plain = type(tensor) in PLAIN_TYPES and tensor.layout is torch.strided
+    return plain and not tensor.is_quantized and not tensor.is_nested
 
 
 def map_call(
