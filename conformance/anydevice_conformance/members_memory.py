@@ -142,6 +142,9 @@ def memory_probes(subject: Subject) -> Iterator[Probe]:
         assert found >= after + memory.size, (
             f"{memory.size} bytes came and went, and the peak rose by {found - after}"
         )
+        backend.empty_cache(index)
+        still = backend.peak_memory_allocated(index)
+        assert still == found, f"empty_cache moved the peak from {found} to {still}"
         for other, one in others.items():
             found = backend.peak_memory_allocated(other)
             assert found == one, f"the peak of device {other} was {one}, and is {found}"

@@ -223,6 +223,20 @@ EDGES: Final[dict[str, Operation]] = {
     ),
     "largest with NaN": Operation(R, lambda x: x.amax(-1).isnan(), _nans, exact=True),
     "argmax with NaN": Operation(I, lambda x: x.argmax(-1), _nans, exact=True),
+    "clamped NaN": Operation(
+        I,
+        lambda x: torch.cat(
+            [x.clamp(-0.5, 0.5), x.clamp(min=0), F.relu(x), x.clamp(max=0)]
+        ).isnan(),
+        _nans,
+        exact=True,
+    ),
+    "quotients by zero": Operation(
+        I,
+        lambda x: torch.cat([x / 0.0, x / (x * 0), 1.0 / (x * 0 + 0.0)]).isinf(),
+        _nans,
+        exact=True,
+    ),
     "tests for NaN and infinity": Operation(
         I, lambda x: torch.cat([x.isnan(), x.isinf(), x.isfinite(), x != x]), _nans
     ),

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import torch
@@ -72,7 +72,10 @@ class Collective:
 def collectives(
     supports: Callable[[torch.dtype], bool], count: int, seed: int, room: int
 ) -> list[Collective]:
-    """So many collectives, each kind in turn; the same ones for the same seed and room."""
+    """Each kind in each dtype, and so many more, each kind in turn.
+
+    They are the same ones for the same seed and room.
+    """
     dice = random.Random(seed)
     names = list(KINDS)
     most = room // (8 * _COPIES)
@@ -92,7 +95,25 @@ def collectives(
             seed=dice.randrange(1 << 30),
         )
 
-    return [one(number) for number in range(count)]
+    return [*_each(supports), *(one(number) for number in range(count))]
+
+
+def _each(supports: Callable[[torch.dtype], bool]) -> Iterator[Collective]:
+    """Each kind in each dtype, of few elements."""
+    pairs = [(name, dtype) for name, kind in KINDS.items() for dtype in kind.dtypes]
+    for number, (name, dtype) in enumerate(pairs):
+        if supports(dtype):
+            yield Collective(
+                kind=name,
+                dtype=dtype,
+                count=KINDS[name].counts[0] if KINDS[name].counts else (33, 8)[number % 2],
+                offset=number % 2,
+                side_stream=False,
+                slow=None,
+                twice=number % 3 == 0,
+                waited=number % 4 == 1 and name != "send",
+                seed=number,
+            )
 
 
 def try_all(
@@ -184,7 +205,12 @@ def _values(collective: Collective, rank: int, number: int) -> torch.Tensor:
             0, 256, (count * dtype.itemsize,), generator=generator, dtype=torch.uint8
         )
         return bits.view(dtype)
-    high = {torch.int64: 1 << 61, torch.float32: 1 << 22, torch.float64: 1 << 50}.get(dtype, 100)
+    high = {
+        torch.int64: 1 << 61,
+        torch.int32: 1 << 29,
+        torch.float32: 1 << 22,
+        torch.float64: 1 << 50,
+    }.get(dtype, 100)
     return torch.randint(-high, high, (count,), generator=generator).to(dtype)
 
 

@@ -42,6 +42,7 @@ _SMALL: Final[tuple[tuple[tuple[int, ...], str, int], ...]] = (
     ((2, 3, 4, 5), "channels-last", 0),
     ((2, 3, 4, 5, 3), "channels-last", 1),
     ((2, 1, 3, 2, 1, 2), "contiguous", 2),
+    ((2, 1, 2, 1, 2, 1, 3), "transposed", 0),
 )
 _LARGEST: Final = ((1 << 20) + 5,)
 _LARGE: Final[tuple[tuple[tuple[int, ...], str, int], ...]] = (
@@ -55,6 +56,9 @@ _LARGEST_OF: Final = (torch.float32, torch.bfloat16, torch.int64, torch.int8)
 _OTHERS: Final = (torch.uint16, torch.uint32, torch.uint64)
 #: So many times the largest case is on a device at once.
 _COPIES: Final = 7
+#: So many tensors of each of these sizes are moved and kept.
+_CROWD: Final = 24
+_CROWDED: Final = (1, 1000, 4096)
 #: So much more than its elements a result's storage may take, in bytes.
 _SLACK: Final = 4096
 
@@ -89,6 +93,7 @@ def sweep(subject: Subject, between: bool) -> None:
                 run_in(subject, situation, lambda one=one: one.run(between))  # type: ignore[misc]
     for source, target in routes(subject, between=between):
         _check_gradients(subject, source, target)
+        _check_crowd(subject, source, target)
 
 
 def _check_gradients(subject: Subject, source: Place, target: Place) -> None:
@@ -122,6 +127,23 @@ def _check_gradients(subject: Subject, source: Place, target: Place) -> None:
         except Exception as error:
             raise AssertionError(f"{words}: {error}") from error
         assert read(found).eq(2).all(), f"{words}: the gradient of what is moved further is wrong"
+
+
+def _check_crowd(subject: Subject, source: Place, target: Place) -> None:
+    """Many results of one size that are all kept: each keeps its values while others come."""
+    there = torch.device("cpu") if target is None else subject.device(target)
+    for count in _CROWDED:
+        plain = torch.arange(float(count))
+        start = plain if source is None else plain.to(subject.device(source))
+        found = [
+            subject.backend.move(start + n, there, non_blocking=bool(n % 2)) for n in range(_CROWD)
+        ]
+        subject.synchronize_all()
+        for number, moved in enumerate(found):
+            assert torch.equal(read(moved), plain + number), (
+                f"MOV-001: of {_CROWD} tensors of {count} float32, moved from {_name(source)} to "
+                f"{_name(target)} and kept, the {number + 1}th has changed"
+            )
 
 
 class _RefusedError(Exception):

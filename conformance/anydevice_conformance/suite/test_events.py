@@ -164,19 +164,24 @@ def test_STR_011_events_have_many_waiters(subject: Subject, index: int) -> None:
 
 
 def test_STR_011_events_come_and_go(subject: Subject, index: int) -> None:
-    """Each of many short-lived events is waited for.
+    """Each of many short-lived events is waited for, by however many streams.
 
     Found: of many events, each gone before the next one came, one was not waited for.
     Fix: know an event by itself, not by its address or by a number that comes again.
     """
     backend = subject.backend
     one, two = backend.new_stream(index), backend.new_stream(index)
+    others = [backend.new_stream(index) for _ in range(9)]
     base = subject.put(torch.arange(700.0), index)
     backend.synchronize(index)
     for turn in range(60):
         with backend.use_stream(one):
             result = base + turn
-        backend.wait_event(two, backend.record_event(one))
+        event = backend.record_event(one)
+        for other in others[: turn % 10]:
+            backend.wait_event(other, event)
+        backend.wait_event(two, event)
+        del event
         with backend.use_stream(two):
             found = subject.fetch(result * 2)
         assert torch.equal(found, (torch.arange(700.0) + turn) * 2), (

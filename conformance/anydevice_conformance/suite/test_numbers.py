@@ -129,6 +129,7 @@ def test_DTY_014_half_sums(subject: Subject, index: int) -> None:
             found = {
                 "sum": there.sum(-1),
                 "mean": there.mean(-1) * count,
+                "sum of a column": there.t().contiguous().sum(0)[:, None],
                 "matmul": there @ column,
                 "linear": F.linear(there, column.t().contiguous()),
             }

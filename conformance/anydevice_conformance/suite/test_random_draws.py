@@ -102,6 +102,11 @@ def _ways(subject: Subject, index: int) -> dict[str, Callable[[], torch.Tensor]]
         "randn of 20001": lambda: torch.randn(20_001, device=device),
         "randint of 20001": lambda: torch.randint(0, 1000, (20_001,), device=device),
         "randperm of 2500": lambda: torch.randperm(2500, device=device),
+        "rand of 3 by 5 by 7": lambda: torch.rand(3, 5, 7, device=device),
+        "dropout of 3 by 5 by 7": lambda: torch.nn.functional.dropout(
+            torch.ones(3, 5, 7, device=device), 0.5, training=True
+        ),
+        "randn of a transposed tensor": lambda: torch.ones(9, 5, device=device).t().normal_(),
         "randn of one": lambda: torch.randn(1, device=device),
         "dropout of 20001": lambda: torch.nn.functional.dropout(
             torch.ones(20_001, device=device), 0.5, training=True
@@ -127,6 +132,8 @@ _LONG: Final = (
     "randperm of 2500",
     "dropout of 20001",
 )
+#: Whose numbers are so few that no two are equal.
+_DIFFERENT: Final = ("randn of 33", "rand of 3 by 5 by 7", "randn of a transposed tensor")
 _OF_ONE = ("rand of one", "randn of one")
 
 
@@ -189,6 +196,9 @@ def _follow(
     for (name, index), one, two in zip(program, first, more, strict=True):
         if name in _LONG:
             assert not torch.equal(one, two), f"{name} on device {index} repeats itself"
+        if name in _DIFFERENT:
+            numbers = one.flatten().tolist()
+            assert len(set(numbers)) == len(numbers), f"{name} gave a number twice: {numbers}"
     for name, index in program:
         if name in _OF_ONE:
             drawn = {ways[index][name]().item() for _ in range(3)}

@@ -21,6 +21,8 @@ from anydevice_conformance.repeating import (
 from anydevice_conformance.situations import Situation, restored, run_in, situations, state
 from anydevice_conformance.subject import Subject
 
+#: Bytes of host memory that an allocator may keep of tensors of a mebibyte that came and went.
+_SPARE: Final = 3 << 20
 #: How often in a row something must grow to be a leak.
 _ROUNDS: Final = 3
 
@@ -91,7 +93,8 @@ def test_DEV_013_nothing_is_left(subject: Subject, index: int) -> None:
             for situation in (plain, odd):
                 _assert_nothing_left(subject, situation, name, call, times)
         for name, call in calls_with_each_source(subject).items():
-            _assert_nothing_left(subject, odd if subject.quick else plain, name, call, times // 5)
+            where = odd if subject.quick else plain
+            _assert_nothing_left(subject, where, name, call, times // 5, _SPARE)
     for probe in found:  # and hundreds of calls later each is still right
         with restored(subject):
             _run(subject, probe, index)
@@ -100,7 +103,12 @@ def test_DEV_013_nothing_is_left(subject: Subject, index: int) -> None:
 
 
 def _assert_nothing_left(
-    subject: Subject, situation: Situation, name: str, call: Callable[[int], object], times: int
+    subject: Subject,
+    situation: Situation,
+    name: str,
+    call: Callable[[int], object],
+    times: int,
+    spare: int = 0,
 ) -> None:
     for _ in range(3):  # the first may keep something; each leaves the caller's state
         _repeat(subject, situation, call, 1)
@@ -112,7 +120,7 @@ def _assert_nothing_left(
         found = {
             what: f"{times} times {name}: {after[what][0] - one} more {what} than before"
             for what, (one, allowed) in before.items()
-            if after[what][0] - one > allowed * times
+            if after[what][0] - one > allowed * times + spare * (what == "bytes of host memory")
         }
         # An allocator may take more once; what leaks does so again.
         grown = {w: text for w, text in found.items() if round_ == 0 or w in grown}

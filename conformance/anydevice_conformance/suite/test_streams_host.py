@@ -11,6 +11,7 @@ import torch
 
 from anydevice_conformance.marks import needs
 from anydevice_conformance.subject import Subject
+from anydevice_conformance.threads import in_thread
 from anydevice_conformance.work import still_running
 
 pytestmark = needs("streams")
@@ -83,7 +84,9 @@ def test_STR_008_host_goes_on(subject: Subject, index: int, action: str) -> None
     def everything() -> None:
         for act in actions.values():
             act()
-        backend.wait_event(idle, backend.record_event(current))
+        event = backend.record_event(current)
+        backend.wait_event(idle, event)
+        in_thread(lambda: backend.wait_event(idle, event))
 
     others = {
         "everything while the current stream is busy": everything,
