@@ -100,13 +100,14 @@ def collectives(
 
 def _each(supports: Callable[[torch.dtype], bool]) -> Iterator[Collective]:
     """Each kind in each dtype, of few elements."""
-    pairs = [(name, dtype) for name, kind in KINDS.items() for dtype in kind.dtypes]
-    for number, (name, dtype) in enumerate(pairs):
+    pairs = [(name, kind, dtype) for name, kind in KINDS.items() for dtype in kind.dtypes]
+    for number, (name, kind, dtype) in enumerate(pairs):
+        counts = kind.counts or (33, 8)
         if supports(dtype):
             yield Collective(
                 kind=name,
                 dtype=dtype,
-                count=KINDS[name].counts[0] if KINDS[name].counts else (33, 8)[number % 2],
+                count=counts[number % len(counts)],
                 offset=number % 2,
                 side_stream=False,
                 slow=None,

@@ -211,6 +211,7 @@ class State:
     threads: int
     generator: bytes
     deterministic: bool
+    autocast: tuple[bool, bool]
 
     def differences(self, other: State) -> str:
         """What is different, in words; empty when nothing is."""
@@ -224,6 +225,7 @@ class State:
             "threads": "torch's number of threads",
             "generator": "the state of the host's random generator",
             "deterministic": "the choice of deterministic algorithms",
+            "autocast": "autocast",
         }
         found = []
         for name, word in words.items():
@@ -250,7 +252,15 @@ def state(subject: Subject) -> State:
         # The host's generator is the host's own device's.
         b"" if subject.is_host else torch.default_generator.get_state().numpy().tobytes(),
         torch.are_deterministic_algorithms_enabled(),
+        (_autocasts(subject.type), _autocasts("cpu")),
     )
+
+
+def _autocasts(device_type: str) -> bool:
+    try:
+        return torch.is_autocast_enabled(device_type)
+    except RuntimeError:  # torch has none for such a device
+        return False
 
 
 def _stream_of(subject: Subject, index: int) -> Any:

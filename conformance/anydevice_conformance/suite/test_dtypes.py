@@ -27,14 +27,18 @@ _INTEGERS = [d for d in DTYPES if not (d.is_floating_point or d.is_complex)]
 def test_DTY_001_answers(subject: Subject) -> None:
     """`supports_dtype` returns a bool for every dtype.
 
-    Found: it raised, returned something else, or changed its mind; or float32 is not supported.
+    Found: it raised, returned something else, or changed its mind; float32 is not supported, or
+    a dtype of quantised numbers or of bare bits is.
     Fix: ``return dtype in {...}``.
     """
     everything = {v for v in vars(torch).values() if isinstance(v, torch.dtype)}
     for dtype in sorted(everything, key=str):
         answers = {subject.backend.supports_dtype(dtype) for _ in range(2)}
         assert len(answers) == 1, f"two answers for {dtype}"
-        assert type(answers.pop()) is bool, f"no bool for {dtype}"
+        claimed = answers.pop()
+        assert type(claimed) is bool, f"no bool for {dtype}"
+        if short_name(dtype).startswith(("q", "bits")):
+            assert not claimed, f"{dtype} is claimed, with which nothing computes"
     assert subject.backend.supports_dtype(torch.float32), "float32 is not supported"
 
 
