@@ -51,11 +51,12 @@ def ask(
 
 
 def answer_of(process: Any, limit: float = _LIMIT) -> dict[str, Any]:
-    """Wait for a child and read its answer.
+    """Wait for a child and read its answer; on a busy machine for so much longer.
 
     Raises:
         AssertionError: as `ask`.
     """
+    limit = round(limit * _busy())
     try:
         out, err = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
@@ -68,6 +69,15 @@ def answer_of(process: Any, limit: float = _LIMIT) -> dict[str, Any]:
     if process.returncode != 0 or answer is None:
         raise AssertionError(f"a child process ended with code {process.returncode}: {err[-1500:]}")
     return answer
+
+
+def _busy() -> float:
+    """How many times longer everything takes, as more processes want to run than can; at most 4."""
+    try:
+        waiting = os.getloadavg()[0]
+    except (AttributeError, OSError):  # the system does not say
+        return 1.0
+    return min(4.0, max(1.0, waiting / (os.cpu_count() or 1)))
 
 
 def end(process: Any) -> None:

@@ -18,6 +18,9 @@ __all__ = ["PARTS", "STEPS", "miss", "run_rank"]
 
 _BARRIERS: Final = 12
 _LIMIT: Final = datetime.timedelta(seconds=60)
+#: Seconds after which a rank takes no further step, once one has failed: each may wait for so long
+#: as a group waits, and the parent does not wait for all of them.
+_PATIENCE: Final = 30
 
 
 def miss(device_type: str, rank: int, world: int, store: str, index: int) -> dict[str, Any]:
@@ -83,11 +86,18 @@ def run_rank(
         _join(names, backend, device, rank, world, store)
     except Exception as error:  # noqa: BLE001 - reported
         return {"start": _words(error)}
+    begin, failed = time.monotonic(), ""
     for name, step in PARTS[part].items():
+        if failed and time.monotonic() - begin > _PATIENCE:  # the ranks wait for each other
+            found[name] = f"not tried, after {failed}"
+            continue
         try:
             found[name] = step(backend, device, rank, world)
         except Exception as error:  # noqa: BLE001 - reported
             found[name] = _words(error)
+            failed = failed or f"{name}: {found[name]}"
+    if failed and time.monotonic() - begin > _PATIENCE:
+        return {**found, "laws": {"COL-012": f"not tried, after {failed}"}}
     if examples:
         found["laws"] = rank_laws.try_all(backend, device, rank, world, examples, seed, room)
     dist.destroy_process_group()
