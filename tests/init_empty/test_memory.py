@@ -147,7 +147,11 @@ def no_copy_where_a_device_is_asked_for(m):
         alias = torch.as_tensor(table)
     alias.add_(1)
     torch.asarray(other, device="cpu").zero_()
-    return table, other
+    leaf, real = torch.rand(3, requires_grad=True), torch.tensor([1.0, 2.0])
+    with torch.no_grad():
+        torch.enable_grad()(leaf.to)("cpu").add_(1)
+        torch.as_tensor(real, device=m.weight.device).mul_(3)
+    return table, other, leaf, real
 
 
 CASES = [case for case in dict(globals()).values() if getattr(case, "__code__", None)]

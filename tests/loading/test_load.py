@@ -736,7 +736,6 @@ def test_names_are_handled_in_linear_time(tmp_path):
 @settings(
     max_examples=60,
     deadline=None,
-    derandomize=True,
     database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

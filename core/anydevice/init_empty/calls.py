@@ -47,14 +47,21 @@ class CallMode(TorchFunctionMode):
             kwargs = {**kwargs, "device": _CPU}
         return self.call(func, args, kwargs)
 
-    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a function; once more, with values, where it needs them."""
-        log = self.log
+    def call(self, func: Any, args: Any, kwargs: Any, real: Any = None) -> Any:
+        """Call a function; once more, with values, where it needs them.
+
+        Args:
+            func: what to call.
+            args: its arguments.
+            kwargs: the same, by name.
+            real: both for the call with values, where they are others.
+        """
+        log, real = self.log, real or (args, kwargs)
         log.has_autocast = torch._C._is_any_autocast_enabled()
         if is_transforming():
             return func(*args, **kwargs)  # its tensors are not what they hold
         if torch.is_grad_enabled() and any(map(self._records, flat_tensors(args))):
-            return self.call_for_real(func, args, kwargs)  # the graph is one of real tensors
+            return self.call_for_real(func, *real)  # the graph is one of real tensors
         mark = log.mark()
         log.calls += 1
         try:
@@ -66,7 +73,7 @@ class CallMode(TorchFunctionMode):
             log.roll_back(mark)
             if not ours and not isinstance(error, NeedsValues):
                 raise
-            return self.call_for_real(func, args, kwargs)
+            return self.call_for_real(func, *real)
         finally:
             log.calls -= 1
 
@@ -164,35 +171,30 @@ def _new_tensor(mode: CallMode, func: Any, args: Any, kwargs: Any) -> Any:
     return mode.call(func, args, kwargs)
 
 
-def _as_tensor(mode: CallMode, func: Any, args: Any, kwargs: Any) -> Any:
-    """`torch.as_tensor` makes no copy of what is on the device that is asked for."""
-    data, device = args[0] if args else None, kwargs.get("device")
-    if isinstance(data, torch.Tensor) and data in mode.log and device is not None:
-        kwargs = {**kwargs, "device": _META if torch.device(device) == _CPU else device}
-    return mode.call(func, args, kwargs)
-
-
 def _to(mode: CallMode, func: Any, args: Any, kwargs: Any) -> Any:
-    """`Tensor.to`: on the host is where a tensor of the log is; no parameter's device is meant."""
-    here = _META if args[0] in mode.log else _CPU
+    """`Tensor.to` and its kin: on the host is where a tensor of the log is; no copy is made."""
 
-    def translate(argument: Any) -> Any:
-        if isinstance(argument, torch.Tensor):
-            same = argument in mode.log or argument.device.type in ("cpu", "meta")
-            return (here if same else argument.device, argument.dtype)
-        if isinstance(argument, (str, torch.device)):
-            return here if torch.device(argument).type in ("cpu", "meta") else argument
-        return argument
+    def translated(here: torch.device) -> tuple[Any, Any]:
+        def translate(argument: Any) -> Any:
+            if isinstance(argument, torch.Tensor):
+                same = argument in mode.log or argument.device.type in ("cpu", "meta")
+                return (here if same else argument.device, argument.dtype)
+            if isinstance(argument, (str, torch.device)):
+                return here if torch.device(argument).type in ("cpu", "meta") else argument
+            return argument
 
-    first, rest = args[0], list(args[1:])
-    if rest and isinstance(rest[0], torch.Tensor):
-        rest[:1] = translate(rest[0])
-    kwargs = dict(kwargs)
-    if isinstance(kwargs.get("other"), torch.Tensor):
-        kwargs["device"], kwargs["dtype"] = translate(kwargs.pop("other"))
-    elif kwargs.get("device") is not None:
-        kwargs["device"] = translate(kwargs["device"])
-    return mode.call(func, (first, *map(translate, rest)), kwargs)
+        rest, named = list(args[1:]), dict(kwargs)
+        if rest and isinstance(rest[0], torch.Tensor):
+            rest[:1] = translate(rest[0])
+        if isinstance(named.get("other"), torch.Tensor):
+            named["device"], named["dtype"] = translate(named.pop("other"))
+        elif named.get("device") is not None:
+            named["device"] = translate(named["device"])
+        return (args[0], *map(translate, rest)), named
+
+    is_late = isinstance(args[0], torch.Tensor) and args[0] in mode.log
+    here = _META if is_late else _CPU
+    return mode.call(func, *translated(here), real=translated(_CPU))
 
 
 def _getter(name: str) -> Any:
@@ -207,8 +209,8 @@ _SPECIAL: Final[dict[Any, Callable[[CallMode, Any, Any, Any], Any]]] = {
     torch.Tensor.data.__set__: _set_data,  # type: ignore[attr-defined]
     torch.Tensor.new_tensor: _new_tensor,
     torch.Tensor.to: _to,
-    torch.as_tensor: _as_tensor,
-    torch.asarray: _as_tensor,
+    torch.as_tensor: _to,
+    torch.asarray: _to,
     torch.Tensor.cpu: _cpu,
     **dict.fromkeys(
         (
