@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import datetime
 import os
+import random
 
 import torch
 
@@ -15,6 +16,7 @@ from anydevice.collectives import (
     pad_across_processes,
     reduce,
 )
+from anydevice.errors import CollectiveMismatchError
 from anydevice.processes import PartialState
 from anydevice.tensors import send_to_device
 
@@ -120,6 +122,53 @@ def tour(rank, size):
         again = broadcast_object_list(objects, from_process=1)
         found[f"sent {count}"] = (objects[0], len(objects[1]), again is objects)
     return found
+
+
+def sequences(rank, size, seed):
+    """Calls of sizes that change from one to the next: each finds what was sent for it."""
+    state = PartialState(timeout=LIMIT)
+    chooser = random.Random(seed)  # the same on all ranks
+    for _ in range(40):
+        kind = chooser.choice(["gather", "gather", "gather", "objects", "wait", "sum", "different"])
+        length = chooser.choice([0, 1, 7, 100, 100, 3 << 20])
+        mine = torch.arange(length).remainder(251).to(torch.uint8) + rank
+        if kind == "gather":
+            expected = torch.cat([mine - rank + other for other in range(size)])
+            assert torch.equal(gather({"a": mine})["a"], expected)
+        elif kind == "objects":
+            words = "x" * (length % 10_000) * rank
+            assert gather_object([words]) == ["x" * (length % 10_000) * r for r in range(size)]
+        elif kind == "sum":
+            assert reduce(mine[:5].long(), "max").equal(mine[:5].long() - rank + size - 1)
+        elif kind == "wait":
+            state.wait_for_everyone()
+        else:  # as many bytes, and another shape
+            turned = mine.reshape((-1, 1) if rank else (1, -1)) if length > 1 else mine[rank:]
+            lines = 0
+            try:
+                gather(turned)
+            except CollectiveMismatchError as error:
+                lines = str(error).count("ranks.py:")
+            assert lines == (size if length else 0)
+    return True
+
+
+def comes_late(rank, size):
+    """A rank that comes to its third call when the other has given up, and its fourth."""
+    state = PartialState(timeout=LIMIT)
+    store = torch.distributed.distributed_c10d._get_default_store()
+    gather(torch.zeros(1))
+    gather(torch.zeros(1))  # BOTH
+    if rank == 0:
+        exchange = state._exchange
+        exchange._limit = exchange._meetings._limit = datetime.timedelta(seconds=1)
+        try:
+            gather(torch.zeros(1))  # WAITS TOO LONG
+        finally:
+            store.set("gave up", b"1")
+    store.wait(["gave up"], LIMIT)
+    gather(torch.zeros(1))  # what rank 0 sent is there
+    state.wait_for_everyone()
 
 
 def mismatches(rank, size):

@@ -161,6 +161,27 @@ def test_what_differs_is_an_error_on_every_rank_that_names_every_line(size):
         assert "pad_across_processes" in told["shape"][1]
 
 
+@pytest.mark.parametrize("size", [2, 3])
+def test_calls_of_any_size_follow_one_another(size):
+    for seed in range(3):
+        assert run_ranks(ranks.sequences, size, "cpu", seed) == [True] * size
+
+
+def test_a_rank_that_comes_late_is_named_and_learns_that_it_is_alone():
+    lines = Path(ranks.__file__).read_text().splitlines()
+    both, waits = (
+        next(n for n, source in enumerate(lines, 1) if source.endswith(mark))
+        for mark in ("# BOTH", "# WAITS TOO LONG")
+    )
+    waited, late = run_ranks(ranks.comes_late, 2, check=False)
+    assert isinstance(waited.error, MissingRankError)
+    assert "rank 1 did not come within 1 s" in str(waited.error)
+    assert f"rank 0: {ranks.__file__}:{waits} gather" in str(waited.error)
+    assert f"rank 1: {ranks.__file__}:{both} gather" in str(waited.error)
+    assert isinstance(late.error, MissingRankError)
+    assert "rank 0 " in str(late.error)
+
+
 def test_a_collective_on_the_main_process_only_names_both_lines():
     lines = Path(ranks.__file__).read_text().splitlines()
     alone, together = (

@@ -16,6 +16,8 @@ from anydevice import cli
 from anydevice.errors import OptionError
 from anydevice.launch.config_file import read_config, write_config
 from anydevice.launch.questions import ask
+from anydevice.launch.resolve import resolve
+from anydevice.launch.table import BY_NAME
 from anydevice.utils import write_basic_config
 
 
@@ -247,6 +249,84 @@ def test_the_questions_are_asked_again_after_a_wrong_answer():
     assert "[29500]" in asked[3]
 
 
+#: Answers by a part of the question (others are as offered), and the settings that follow.
+ENGINES = {
+    "zero 3 from the disk": (
+        {
+            "DeepSpeed?": "y",
+            "Stage": "3",
+            "does the optimizer rest": "cpu",
+            "do the weights rest": "nvme",
+            "folder": "/fast",
+            "norm": "0.5",
+            "16-bit": "y",
+        },
+        {
+            "use_deepspeed": True,
+            "zero_stage": 3,
+            "offload_optimizer_device": "cpu",
+            "offload_param_device": "nvme",
+            "offload_param_nvme_path": "/fast",
+            "gradient_clipping": 0.5,
+            "zero3_save_16bit_model": True,
+        },
+    ),
+    "zero 0": (
+        {"DeepSpeed?": "y", "Stage": "0"},
+        {"use_deepspeed": True, "zero_stage": 0, "gradient_clipping": 1.0},
+    ),
+    "a file of DeepSpeed": (
+        {"DeepSpeed?": "y", "JSON file": "zero.json"},
+        {"use_deepspeed": True, "deepspeed_config_file": "zero.json"},
+    ),
+    "stages of a pipeline": (
+        {"Megatron-LM?": "y", "part of the layers": "2", "among the copies": "y"},
+        {
+            "use_megatron_lm": True,
+            "megatron_lm_tp_degree": 1,
+            "megatron_lm_pp_degree": 2,
+            "megatron_lm_num_micro_batches": 2,
+            "megatron_lm_use_distributed_optimizer": True,
+            "megatron_lm_recompute_activations": False,
+            "megatron_lm_gradient_clipping": 1.0,
+        },
+    ),
+    "shards on the host": (
+        {"FSDP": "y", "host memory": "y"},
+        {"use_fsdp": True, "fsdp_version": "2", "fsdp_offload_params": True},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_what_is_answered_about_an_engine_is_what_a_launch_reads(name, tmp_path):
+    answers, wanted = ENGINES[name]
+    given = {"How many processes, on": "4", **answers}
+    left = set(given)
+
+    def read(prompt):
+        found = [part for part in given if part in prompt]
+        left.difference_update(found)
+        return given[found[0]] if found else ""
+
+    def engine(values):
+        flags = {name for name in wanted if name.startswith("use_")}
+        return {key: value for key, value in values.items() if BY_NAME[key].needs in flags} | {
+            key: True for key in flags if values.get(key)
+        }
+
+    values = ask(read, pytest.fail, {"cpu": True, "num_processes": 1})
+    assert engine(values) == wanted
+    assert not left
+    path = write_config(values, tmp_path / "c.yaml")
+    resolved = resolve({"config_file": str(path)}, {})
+    assert engine(resolved.values) == wanted
+    assert not resolved.without_effect()
+    assert not resolved.config.left_aside
+    offered = ask(lambda prompt: "", pytest.fail, dict(resolved.config.values))
+    assert engine(offered) == wanted  # asked again, empty answers keep all
+
+
 def test_the_questions_on_a_terminal(home):
     """As a person sees them: prompts come on the terminal, answers are lines."""
     leader, follower = pty.openpty()
@@ -264,6 +344,14 @@ def test_the_questions_on_a_terminal(home):
         ("Mixed precision (no, fp16, bf16)? [no]", "bf16"),
         ("Gradient accumulation steps? [1]", ""),
         ("Shard the model over the processes (FSDP)? [false]", "n"),
+        ("Train with DeepSpeed? [false]", ""),
+        ("Train with Megatron-LM? [false]", "y"),
+        ("How many processes divide each layer? [1]", "2"),
+        ("Divide norms along the sequence too? [false]", "y"),
+        ("How many processes have a part of the layers each? [1]", ""),
+        ("Divide the optimizer among the copies of the model? [false]", ""),
+        ("Compute attention again in backward? [false]", ""),
+        ("The largest norm of the gradient? [1.0]", "0.5"),
     ]:
         seen = _read_until(leader, prompt, seen)
         os.write(leader, answer.encode() + b"\n")
@@ -272,7 +360,15 @@ def test_the_questions_on_a_terminal(home):
     os.close(leader)
     written = config(home / "anydevice" / "default_config.yaml")
     assert (written["num_processes"], written["mixed_precision"]) == (2, "bf16")
-    assert written["distributed_type"] == "MULTI_CPU"
+    assert written["distributed_type"] == "MEGATRON_LM"
+    assert written["megatron_lm_config"] == {
+        "megatron_lm_tp_degree": 2,
+        "megatron_lm_pp_degree": 1,
+        "megatron_lm_sequence_parallelism": True,
+        "megatron_lm_use_distributed_optimizer": False,
+        "megatron_lm_recompute_activations": False,
+        "megatron_lm_gradient_clipping": 0.5,
+    }
 
 
 def _read_until(leader, words, seen):

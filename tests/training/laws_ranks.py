@@ -336,7 +336,7 @@ def _who_waits_says_so(a, folder):
 
     logger, handler = logging.getLogger(meeting.__name__), Hears()
     logger.addHandler(handler)
-    with mock.patch.object(meeting, "_NOTICE", 0.0):
+    with mock.patch.object(meeting.Meetings, "notice_after", 0.0):
         while not a.is_main_process and not heard.exists():
             time.sleep(0.01)
         a.wait_for_everyone()

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import pickle
-from typing import Any, Final
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from anydevice.collectives.describing import describe, rebuild, tensors_of
 from anydevice.collectives.packing import by_device_type, pack, unpack
+from anydevice.devices import CPU
 from anydevice.processes import PartialState
 
 __all__ = ["exchange_objects", "gather", "gather_object"]
-
-#: Pickled objects up to this many bytes travel with the ranks' meeting.
-_SMALL: Final = 4096
 
 
 def gather(tensor: Any) -> Any:
@@ -44,6 +42,9 @@ def gather(tensor: Any) -> Any:
     tensors = tensors_of(tensor, "gather")
     if state.num_processes == 1:
         return tensor
+    if tensors and all(each.device.type == CPU.type for each in tensors):
+        everyone = state.gather_bytes("gather", describe(tensor), pack(tensors))
+        return rebuild(tensor, _unpacked(everyone, tensors))
     state.meet("gather", describe(tensor))
     with state.collective("gather"), torch.no_grad():
         return rebuild(tensor, _gather(tensors, state.num_processes))
@@ -53,19 +54,21 @@ def _gather(tensors: list[torch.Tensor], size: int) -> list[torch.Tensor]:
     found = list(tensors)
     for positions in by_device_type(tensors):
         mine = [tensors[position] for position in positions]
-        for position, whole in zip(positions, _gather_packed(mine, size), strict=True):
-            found[position] = whole
+        whole = pack(mine)
+        everyone = whole.new_empty(size, whole.numel())
+        if whole.numel():
+            dist.all_gather(list(everyone.unbind()), whole)
+        for position, joined in zip(positions, _unpacked(everyone, mine), strict=True):
+            found[position] = joined
     return found
 
 
-def _gather_packed(mine: list[torch.Tensor], size: int) -> list[torch.Tensor]:
-    whole = pack(mine)
-    everyone = whole.new_empty(size * whole.numel())
-    if whole.numel():
-        dist.all_gather(list(everyone.chunk(size)), whole)
-    if len(mine) == 1:  # one tensor's bytes stand side by side already
+def _unpacked(everyone: torch.Tensor, mine: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Each tensor of all ranks, out of a row of packed bytes for each rank."""
+    size = len(everyone)
+    if len(mine) == 1:  # its bytes stand side by side already, in each row
         return [everyone.view(mine[0].dtype).reshape(_joined(mine[0], size))]
-    pieces = [unpack(part, mine) for part in everyone.reshape(size, -1).unbind()]
+    pieces = [unpack(part, mine) for part in everyone.unbind()]
     return [
         torch.cat([piece.reshape(_joined(piece, 1)) for piece in same])
         for same in zip(*pieces, strict=True)
@@ -108,19 +111,4 @@ def exchange_objects(
     state: PartialState, call: str, mine: Any, description: Any = None
 ) -> list[Any]:
     """Every rank's object, in order of rank."""
-    data = pickle.dumps(mine)
-    small = len(data) <= _SMALL
-    told = state.meet(call, description, b"=" + data if small else b"#%d" % len(data))
-    sizes = [len(text) - 1 if text[:1] == b"=" else int(text[1:]) for text in told]
-    if max(sizes) <= _SMALL:
-        return [pickle.loads(text[1:]) for text in told]
-    # The host's half of the group carries it: equally many bytes from each.
-    longest = max(sizes)
-    padded = torch.zeros(longest, dtype=torch.uint8)
-    padded[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    everyone = torch.empty(len(sizes), longest, dtype=torch.uint8)
-    with state.collective(call):
-        dist.all_gather(list(everyone.unbind()), padded)
-    return [
-        pickle.loads(everyone[rank, :size].numpy().tobytes()) for rank, size in enumerate(sizes)
-    ]
+    return [pickle.loads(data) for data in state.meet(call, description, pickle.dumps(mine))]

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 from anydevice import registry
 from anydevice.errors import OptionError
 from anydevice.launch.config_file import default_path, write_config
+from anydevice.launch.engine_questions import ENGINES
 from anydevice.launch.settings import Setting, read_bool
 from anydevice.launch.table import BY_NAME
 
@@ -78,12 +79,29 @@ def ask(read: Reader, say: Callable[[str], None], known: dict[str, Any]) -> dict
     question("num_processes", "How many processes, on all machines together?")
     question("mixed_precision", "Mixed precision (no, fp16, bf16)?", "no")
     question("gradient_accumulation_steps", "Gradient accumulation steps?", 1)
-    if values["num_processes"] > 1:
-        question("use_fsdp", "Shard the model over the processes (FSDP)?", False)
-    if values.get("use_fsdp"):
-        values["fsdp_version"] = "2"
-        question("fsdp_offload_params", "Keep the shards in host memory?", False)
+    if values["num_processes"] > 1 or kind != _HOST:
+        _ask_engine(read, question, values)
     return values
+
+
+def _ask_engine(read: Reader, question: Callable[..., Any], values: dict[str, Any]) -> None:
+    """Which engine divides the model, if any, and what it needs to know."""
+    engines = ENGINES if values["num_processes"] > 1 else ["use_deepspeed"]
+    for engine in engines:
+        text, following = ENGINES[engine]
+        if not question(engine, text, False):
+            continue
+        if engine == "use_fsdp":
+            values["fsdp_version"] = "2"
+        if engine == "use_deepspeed":
+            known = values.pop("deepspeed_config_file", "")
+            file = read(f"DeepSpeed's own JSON file, or none [{known or 'none'}] ").strip() or known
+            if file not in ("", "none"):
+                values["deepspeed_config_file"] = file
+        for each in following:
+            if each.when(values):
+                question(each.name, each.text, each.offered)
+        break
 
 
 def _ask_one(

@@ -2,9 +2,10 @@
 
 A collective that not every rank makes, or that ranks make with different shapes, hangs or crashes
 in most libraries. Here each rank first puts a few bytes into the store that the group shares, and
-reads those of the others: one round trip to the store, no work on the device. What differs is an
-error on every rank, which names each rank's line of code. A rank that does not come within the
-time allowed, has ended or has died is an error on all that wait for it.
+reads those of the others: no work on the device. What differs is an error on every rank, which
+names each rank's line of code. A rank that does not come within the time allowed, has ended or has
+died is an error on all that wait for it. `Exchange` is the quick way; it comes here where ranks
+differ, and for what a rank that waits can learn of the others.
 
 The host polls rather than waits at the store: a wait that ends without an answer is logged by torch
 as a fault, and a rank that is a second late is none.
@@ -25,28 +26,25 @@ import json
 import logging
 import math
 import os
-import socket
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, Final, NoReturn
 
 import torch.distributed as dist
 
 from anydevice.errors import CollectiveMismatchError, MissingRankError
+from anydevice.processes.living import has_died, this_process
 
-__all__ = ["Meetings", "calling_line"]
+__all__ = ["DIGEST", "Meetings", "Said", "calling_line", "digest_of"]
 
 #: What torch's own type hints do not show of it.
 _c10d: Any = dist
 #: How often, in seconds, a waiting rank looks whether the missing ones are alive.
-_LOOK: Final = 0.5
+LOOK: Final = 0.5
 #: A waiting rank sleeps for this part of the time waited, and for so many seconds at most.
 _PART: Final = 0.05
 _LONGEST: Final = 0.02
-#: After how many seconds a waiting rank says for whom it waits.
-_NOTICE: Final = 30.0
 #: How long, in seconds, a rank that leaves waits for the others to have read what it said last.
 _LEAVE_LIMIT: Final = 5.0
 _LEFT: Final = "left"
@@ -56,7 +54,10 @@ _SAME_CALLS: Final = (
 )
 _logger: Final = logging.getLogger(__name__)
 #: Bytes that stand for what a rank is about to do.
-_DIGEST: Final = 8
+DIGEST: Final = 8
+
+#: What a rank is about to do, in words: the number of the call, its name, its line, what it brings.
+Said = dict[str, Any]
 
 
 class Meetings:
@@ -69,11 +70,15 @@ class Meetings:
         limit: how long a rank waits for the others.
     """
 
+    #: After how many seconds a waiting rank says for whom it waits.
+    notice_after: ClassVar[float] = 30.0
+
     def __init__(self, store: Any, rank: int, size: int, limit: datetime.timedelta) -> None:
         self._store = _c10d.PrefixStore("meetings", _own_connection(store))
         self._rank, self._size, self._limit = rank, size, limit
-        self._number = 0
-        self._store.set(f"host/{rank}", f"{socket.gethostname()}:{os.getpid()}")
+        self._number = self._calls = 0
+        self._heard: tuple[Said, Sequence[bytes]] = ({}, [b""] * size)
+        self._store.set(f"host/{rank}", this_process())
         atexit.register(self.leave)
 
     def meet(
@@ -100,23 +105,35 @@ class Meetings:
             CollectiveMismatchError: another rank does something else, or brings something else.
             MissingRankError: a rank did not come in time, has ended or died.
         """
+        said = self.say(call, description, line, hint)
+        return self.hold(said, digest_of(call, description), payload)
+
+    def say(
+        self, call: str, description: Any = None, line: str | None = None, hint: str = ""
+    ) -> Said:
+        """What this rank does next, in words; counts it."""
+        self._calls += 1
+        said = {"number": self._calls, "call": call, "line": line or calling_line()}
+        return {**said, "brings": description, **({"hint": hint} if hint else {})}
+
+    def hold(self, said: Said, digest: bytes, payload: bytes = b"") -> list[bytes]:
+        """`meet`, for what `say` gave."""
         self._number += 1
         number, store = self._number, self._store
-        line = line or calling_line()
-        said = {"number": number, "call": call, "line": line, "brings": description}
-        if hint:
-            said["hint"] = hint
-        digest = hashlib.blake2b(repr((call, description)).encode(), digest_size=_DIGEST).digest()
-        with self._served(said):
+        with self.served(said):
             store.set(f"at/{self._rank}/{number % 2}", json.dumps(said, default=repr))
             store.set(f"{number}/{self._rank}", digest + payload)
             if number > 2:
                 store.delete_key(f"{number - 2}/{self._rank}")
             found = self._wait([f"{number}/{rank}" for rank in range(self._size)], said)
             store.set(f"read/{self._rank}", str(number))
-        if any(other[:_DIGEST] != digest for other in found):
-            self._disagree(number, said)
-        return [other[_DIGEST:] for other in found]
+        if any(other[:DIGEST] != digest for other in found):
+            self._disagree(said)
+        return [other[DIGEST:] for other in found]
+
+    def hear(self, said: Said, lines: Sequence[bytes]) -> None:
+        """All ranks did the same without a meeting: keep their lines, for messages."""
+        self._heard = (said, lines)
 
     def leave(self) -> None:
         """Tell the others that this rank makes no more calls.
@@ -126,7 +143,7 @@ class Meetings:
         """
         atexit.unregister(self.leave)
         with contextlib.suppress(RuntimeError):  # the store is gone already, and so all know
-            self._store.set(f"{_LEFT}/{self._rank}", b"1")
+            self._store.set(f"{_LEFT}/{self._rank}", f"{self._calls} has left the group")
             deadline = time.monotonic() + _LEAVE_LIMIT
             for rank in range(self._size):
                 while not self._has_read(rank) and time.monotonic() < deadline:
@@ -139,17 +156,17 @@ class Meetings:
         read = f"read/{rank}"
         if self._store.check([read]) and int(self._store.get(read)) >= self._number:
             return True
-        return bool(self._why_gone(rank))
+        return bool(self.why_gone(rank))
 
-    def _wait(self, keys: list[str], said: dict[str, Any]) -> list[bytes]:
+    def _wait(self, keys: list[str], said: Said) -> list[bytes]:
         start = look = time.monotonic()
-        notice = start + _NOTICE
+        notice = start + self.notice_after
         while not self._store.check(keys):
             now = time.monotonic()
             if now > notice:
                 notice = math.inf
-                self._say(keys, said)
-            if now - look > _LOOK or now - start > self._limit.total_seconds():
+                self.notice([r for r, key in enumerate(keys) if not self._store.check([key])], said)
+            if now - look > LOOK or now - start > self._limit.total_seconds():
                 look = now
                 self._look(keys, said, late=now - start > self._limit.total_seconds())
             time.sleep(min(_LONGEST, _PART * (now - start)))
@@ -157,7 +174,7 @@ class Meetings:
         return found
 
     @contextlib.contextmanager
-    def _served(self, said: dict[str, Any]) -> Iterator[None]:
+    def served(self, said: Said) -> Iterator[None]:
         """Say who has ended where the store is gone."""
         try:
             yield
@@ -169,40 +186,50 @@ class Meetings:
                 f"ended: {error!s:.200}"
             ) from error
 
-    def _say(self, keys: list[str], said: dict[str, Any]) -> None:
+    def notice(self, missing: Sequence[int], said: Said) -> None:
         """Say for whom this rank waits: long before the error, which comes at the group's limit."""
-        missing = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
         _logger.warning(
             "rank %d has waited %g s in %s for rank %s, and goes on waiting for %g s.\n%s\n%s",
             self._rank,
-            _NOTICE,
+            self.notice_after,
             said["call"],
             ", ".join(map(str, missing)),
-            max(0.0, self._limit.total_seconds() - _NOTICE),
+            max(0.0, self._limit.total_seconds() - self.notice_after),
             self.lines(),
             _SAME_CALLS + self._hints(),
         )
 
-    def _look(self, keys: list[str], said: dict[str, Any], *, late: bool) -> None:
+    def _look(self, keys: list[str], said: Said, *, late: bool) -> None:
         missing = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
-        gone = {rank: why for rank in missing if (why := self._why_gone(rank))}
+        gone = {rank: why for rank in missing if (why := self.why_gone(rank))}
         missing = [rank for rank in missing if not self._store.check([keys[rank]])]
         gone = {rank: why for rank, why in gone.items() if rank in missing}  # it came, then left
         if missing and (gone or late):
             # Whoever comes later must not believe that this rank takes part.
             self._store.set(keys[self._rank], b"gave up")
-            self._give_up(missing, gone, said)
+            self.give_up(missing, gone, said)
 
-    def _why_gone(self, rank: int) -> str:
-        """Why a rank will never come; empty while it may."""
+    def why_gone(self, rank: int, number: int | None = None) -> str:
+        """Why a rank will never come, to call ``number``; empty while it may, or has come."""
         if self._store.check([f"{_LEFT}/{rank}"]):
-            return "has left the group"
+            last, _, why = self._store.get(f"{_LEFT}/{rank}").decode().partition(" ")
+            return why if number is None or int(last) < number else ""
         if not self._store.check([f"host/{rank}"]):
             return ""
-        host, _, pid = self._store.get(f"host/{rank}").decode().rpartition(":")
-        return "has died" if host == socket.gethostname() and not _is_alive(int(pid)) else ""
+        return "has died" if has_died(self._store.get(f"host/{rank}").decode()) else ""
 
-    def _give_up(self, missing: list[int], gone: dict[int, str], said: dict[str, Any]) -> None:
+    def wait_here(self, said: Said) -> list[int]:
+        """Tell those who ask that this rank waits at a call. Returns who does not."""
+        self._store.set(f"waits/{self._rank}", json.dumps(said, default=repr))
+        waiting = (self._read(f"waits/{rank}").get("number") for rank in range(self._size))
+        return [rank for rank, number in enumerate(waiting) if number != said["number"]]
+
+    def stop(self, said: Said) -> None:
+        """Tell the others that this rank waits no more, and makes no call together with them."""
+        self._store.set(f"{_LEFT}/{self._rank}", f"{said['number'] - 1} gave up waiting")
+
+    def give_up(self, missing: Sequence[int], gone: dict[int, str], said: Said) -> NoReturn:
+        """Raise the error that names those who are missing, and why."""
         late = f"did not come within {self._limit.total_seconds():g} s"
         who = ", ".join(f"rank {rank} {gone.get(rank, late)}" for rank in missing)
         raise MissingRankError(
@@ -210,7 +237,8 @@ class Meetings:
             f"{_SAME_CALLS}{self._hints()}"
         )
 
-    def _disagree(self, number: int, said: dict[str, Any]) -> None:
+    def _disagree(self, said: Said) -> NoReturn:
+        number = said["number"]
         calls = {self._doing(rank, number).get("call") for rank in range(self._size)}
         what = (
             "the ranks make different calls"
@@ -235,12 +263,22 @@ class Meetings:
         said = [self._doing(rank, number).get("hint", "") for rank in range(self._size)]
         return "".join(f"\n{hint}" for hint in dict.fromkeys(said) if hint)
 
-    def _doing(self, rank: int, number: int | None = None) -> dict[str, Any]:
-        keys = [key for key in (f"at/{rank}/0", f"at/{rank}/1") if self._store.check([key])]
-        found: list[dict[str, Any]] = [json.loads(self._store.get(key)) for key in keys]
-        if number is not None:
-            found = [doing for doing in found if doing["number"] == number]
-        return max(found, key=lambda doing: doing["number"], default={})
+    def _doing(self, rank: int, number: int | None = None) -> Said:
+        keys = (f"at/{rank}/0", f"at/{rank}/1", f"waits/{rank}")
+        heard, lines = self._heard
+        together = heard and {**heard, "line": lines[rank].decode(errors="replace")}
+        found = [together, *map(self._read, keys)]
+        known = [doing for doing in found if doing and number in (None, doing["number"])]
+        return max(known, key=lambda doing: doing["number"], default={})
+
+    def _read(self, key: str) -> Said:
+        said: Said = json.loads(self._store.get(key)) if self._store.check([key]) else {}
+        return said
+
+
+def digest_of(call: str, description: Any) -> bytes:
+    """`DIGEST` bytes that stand for what a rank is about to do."""
+    return hashlib.blake2b(repr((call, description)).encode(), digest_size=DIGEST).digest()
 
 
 def calling_line() -> str:
@@ -255,7 +293,7 @@ def calling_line() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-def _show(doing: dict[str, Any]) -> str:
+def _show(doing: Said) -> str:
     if not doing:
         return "has made no call"
     brings = f" of {doing['brings']}" if doing.get("brings") not in (None, "", []) else ""
@@ -267,17 +305,3 @@ def _own_connection(store: Any) -> Any:
     with contextlib.suppress(Exception):  # older versions of torch, and files, have no clone
         return store.clone()
     return store
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    try:  # a zombie has died, and waits to be reaped
-        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        return state.rpartition(")")[2].split()[0] != "Z"
-    except (OSError, IndexError):
-        return True

@@ -12,9 +12,9 @@ from anydevice import registry
 from anydevice.backend import DeviceBackend
 from anydevice.devices import parse_device, resolve_device
 from anydevice.processes.environment import Launch, read_launch, setting
+from anydevice.processes.exchange import Exchange
 from anydevice.processes.group import collective_backends, join_group
 from anydevice.processes.kinds import DistributedType
-from anydevice.processes.meeting import Meetings
 from anydevice.text import says_yes
 
 __all__ = ["HOST", "start"]
@@ -61,8 +61,8 @@ def start(
         "backend": None if store is None else _name_for(device.type),
         "debug": says_yes(setting("DEBUG_MODE")),
         "fork_launched": False,
-        "_meetings": (
-            Meetings(store, launch.rank, launch.size, timeout or _LIMIT)
+        "_exchange": (
+            Exchange(store, launch.rank, launch.size, timeout or _LIMIT)
             if several and store is not None
             else None
         ),

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from anydevice import registry
 from anydevice.backend import DeviceBackend
 from anydevice.errors import OptionError, ProcessGroupError
+from anydevice.processes.exchange import Exchange
 from anydevice.processes.kinds import DistributedType
-from anydevice.processes.meeting import Meetings
 from anydevice.processes.selecting import Function, only
 from anydevice.processes.splitting import split
 from anydevice.processes.start import HOST, start
@@ -76,7 +76,7 @@ class PartialState:
     device_backend: DeviceBackend
     debug: bool
     fork_launched: bool
-    _meetings: Meetings | None
+    _exchange: Exchange | None
 
     def __init__(
         self,
@@ -160,10 +160,16 @@ class PartialState:
     def meet(
         self, call: str, description: Any = None, payload: bytes = b"", hint: str = ""
     ) -> list[bytes]:
-        """See that all ranks are about to do the same; see `Meetings.meet`. Nothing when alone."""
-        if self._meetings is None:
+        """See that all ranks are about to do the same; see `Exchange.meet`. Nothing when alone."""
+        if self._exchange is None:
             return [payload]
-        return self._meetings.meet(call, description, payload, hint=hint)
+        return self._exchange.meet(call, description, payload, hint)
+
+    def gather_bytes(self, call: str, description: Any, data: torch.Tensor) -> torch.Tensor:
+        """`meet`, and all ranks' bytes of the host, a row for each; see `Exchange.gather`."""
+        if self._exchange is None:
+            return data[None]
+        return self._exchange.gather(call, description, data)
 
     @contextlib.contextmanager
     def collective(self, call: str) -> Iterator[None]:
@@ -175,7 +181,7 @@ class PartialState:
         try:
             yield
         except (RuntimeError, ValueError) as error:
-            lines = "" if self._meetings is None else f"\n{self._meetings.lines()}"
+            lines = "" if self._exchange is None else f"\n{self._exchange.lines()}"
             raise ProcessGroupError(
                 f"{call} failed on rank {self.process_index} of {self.num_processes}: {error}"
                 f"{lines}"
@@ -273,9 +279,9 @@ class PartialState:
         if group is not None:
             dist.destroy_process_group(group)
             return
-        if self._meetings is not None:
-            self._meetings.leave()
-            self._meetings = None
+        if self._exchange is not None:
+            self._exchange.leave()
+            self._exchange = None
         if dist.is_available() and dist.is_initialized():
             dist.destroy_process_group()
 

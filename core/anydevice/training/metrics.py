@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import torch
 
-from anydevice.collectives import gather, pad_across_processes
+from anydevice.collectives import gather
+from anydevice.collectives.describing import describe
 from anydevice.collectives.gathering import exchange_objects
 from anydevice.data import PreparedLoader, Round, current_iteration
 from anydevice.errors import OptionError
@@ -83,12 +85,12 @@ def _rows(rows: int, size: int, real: int) -> int:
 def _uneven(state: PartialState, data: Any, same: int, known: Round | None = None) -> Any:
     """Rows of processes that have differently many."""
     count = state.num_processes
-    lengths = {
-        id(t): torch.tensor([len(t) if t.dim() else 1], device=t.device) for t in iter_tensors(data)
-    }
-    all_lengths = {key: gather(value).tolist() for key, value in lengths.items()}
-    order = [all_lengths[id(t)] for t in iter_tensors(data)]
-    padded = gather(pad_across_processes(data))
+    mine = [len(t) if t.dim() else 1 for t in iter_tensors(data)]
+    described = describe(data, shapes=False)
+    told = state.meet("gather_for_metrics", described, json.dumps(mine).encode())
+    order = list(zip(*map(json.loads, told), strict=True))
+    longest = iter([max(lengths) for lengths in order])
+    padded = gather(map_tensors(lambda t: _pad(t, next(longest)), data))
     rows = iter(order)
 
     def real(tensor: torch.Tensor) -> torch.Tensor:
@@ -103,6 +105,12 @@ def _uneven(state: PartialState, data: Any, same: int, known: Round | None = Non
         return torch.cat(kept)
 
     return map_tensors(real, padded)
+
+
+def _pad(tensor: torch.Tensor, length: int) -> torch.Tensor:
+    if not tensor.dim() or len(tensor) == length:
+        return tensor
+    return torch.cat([tensor, tensor.new_zeros(length - len(tensor), *tensor.shape[1:])])
 
 
 def _objects(state: PartialState, data: Any, known: Round | None, same: int) -> list[Any]:
