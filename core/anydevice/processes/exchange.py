@@ -29,7 +29,8 @@ import torch
 import torch.distributed as dist
 
 from anydevice.errors import MissingRankError, ProcessGroupError
-from anydevice.processes.meeting import DIGEST, LOOK, Meetings, Said, digest_of
+from anydevice.processes.meeting import LOOK, Meetings
+from anydevice.processes.saying import DIGEST, Said, digest_of
 
 __all__ = ["Exchange"]
 

@@ -21,12 +21,10 @@ from __future__ import annotations
 import atexit
 import contextlib
 import datetime
-import hashlib
 import json
 import logging
 import math
 import os
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Final, NoReturn
@@ -35,8 +33,9 @@ import torch.distributed as dist
 
 from anydevice.errors import CollectiveMismatchError, MissingRankError
 from anydevice.processes.living import has_died, this_process
+from anydevice.processes.saying import DIGEST, Said, calling_line, digest_of, show
 
-__all__ = ["DIGEST", "Meetings", "Said", "calling_line", "digest_of"]
+__all__ = ["LOOK", "Meetings"]
 
 #: What torch's own type hints do not show of it.
 _c10d: Any = dist
@@ -53,11 +52,6 @@ _SAME_CALLS: Final = (
     "that is true on some ranks only, such as `if is_main_process`."
 )
 _logger: Final = logging.getLogger(__name__)
-#: Bytes that stand for what a rank is about to do.
-DIGEST: Final = 8
-
-#: What a rank is about to do, in words: the number of the call, its name, its line, what it brings.
-Said = dict[str, Any]
 
 
 class Meetings:
@@ -255,7 +249,7 @@ class Meetings:
     def lines(self, number: int | None = None) -> str:
         """What each rank did at a meeting, or did last: a line for each."""
         return "\n".join(
-            f"  rank {rank}: {_show(self._doing(rank, number))}" for rank in range(self._size)
+            f"  rank {rank}: {show(self._doing(rank, number))}" for rank in range(self._size)
         )
 
     def _hints(self, number: int | None = None) -> str:
@@ -274,30 +268,6 @@ class Meetings:
     def _read(self, key: str) -> Said:
         said: Said = json.loads(self._store.get(key)) if self._store.check([key]) else {}
         return said
-
-
-def digest_of(call: str, description: Any) -> bytes:
-    """`DIGEST` bytes that stand for what a rank is about to do."""
-    return hashlib.blake2b(repr((call, description)).encode(), digest_size=DIGEST).digest()
-
-
-def calling_line() -> str:
-    """The file and line of the nearest caller outside this package."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None:
-        name = frame.f_globals.get("__name__", "")
-        # contextlib stands between a `with` statement and what it enters.
-        if not name.startswith("anydevice.") and name != "contextlib":
-            break
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-
-
-def _show(doing: Said) -> str:
-    if not doing:
-        return "has made no call"
-    brings = f" of {doing['brings']}" if doing.get("brings") not in (None, "", []) else ""
-    return f"{doing['line']} {doing['call']}{brings} (call {doing['number']})"
 
 
 def _own_connection(store: Any) -> Any:

@@ -146,8 +146,6 @@ class PartialState:
         """Whether this is process 0 of its machine."""
         return self.local_process_index == 0
 
-    # ------------------------------------------------------------------ together
-
     def wait_for_everyone(self) -> None:
         """Wait until all processes are here.
 
@@ -266,8 +264,6 @@ class PartialState:
     def _need_rank(self, name: str, rank: int | None, size: int) -> None:
         if rank is None or not 0 <= rank < size:
             raise OptionError(f"{name}={rank}: give a rank from 0 to {size - 1}")
-
-    # ------------------------------------------------------------------ device and group
 
     def set_device(self) -> None:
         """Make this process's device the current one of the calling thread."""
