@@ -256,7 +256,7 @@ def load_placed(
         if request.broadcast_from_rank0:
             from anydevice.loading.distributed import load_from_rank0
             from anydevice.loading.ranks import Ranks
-            from anydevice.processes.meeting import calling_line
+            from anydevice.processes.saying import calling_line
 
             ranks = Ranks(calling_line())
 

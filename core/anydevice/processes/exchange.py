@@ -132,7 +132,7 @@ class Exchange:
         inside = payload if len(payload) <= _INSIDE else b""
         head = _FORM.pack(digest, len(payload), len(line)) + line + inside
         packets.head[: len(head)] = head
-        if came_along:
+        if data is not None and came_along:
             packets.body.copy_(data)
         self._all_gather(packets.mine, packets.everyone, said)
         if all(other[: len(head)] == head for other in packets.heads) and inside == payload:
@@ -167,7 +167,7 @@ class Exchange:
     def _long(self, payload: bytes, sizes: list[int], said: Said) -> list[bytes]:
         """Payloads that do not fit into the heads: equally many bytes from each rank."""
         padded = _empty(max(sizes))
-        memoryview(padded.numpy())[: len(payload)] = payload
+        _memory(padded)[: len(payload)] = payload
         everyone = self._all_gather(padded, _empty(self._size, max(sizes)), said)
         return [everyone[rank, :size].numpy().tobytes() for rank, size in enumerate(sizes)]
 
@@ -240,16 +240,21 @@ class _Packets:
     def __init__(self, size: int, room: int) -> None:
         self.room = room
         self.mine = _empty(_HEAD + room)
-        self.head = memoryview(self.mine.numpy())[:_HEAD]
+        self.head = _memory(self.mine)[:_HEAD]
         self.body = self.mine[_HEAD:]
         self.everyone = _empty(size, _HEAD + room)
-        self.heads = [memoryview(row)[:_HEAD] for row in self.everyone.numpy()]
+        self.heads = [_memory(row)[:_HEAD] for row in self.everyone.unbind()]
         self.bodies = self.everyone[:, _HEAD:]
 
 
 def _empty(*shape: int) -> torch.Tensor:
     with torch.inference_mode(False):  # what is made within it cannot be written to outside
         return torch.empty(shape, dtype=torch.uint8, device="cpu")
+
+
+def _memory(tensor: torch.Tensor) -> memoryview:
+    array: Any = tensor.numpy()
+    return memoryview(array)
 
 
 def _is_done(work: Any, limit: datetime.timedelta) -> bool:
