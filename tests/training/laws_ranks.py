@@ -461,6 +461,41 @@ def sharding_options(rank, size):
         a.prepare(late)
 
 
+class Shares(nn.Module):
+    """An inner module that the outer one has, too, and one weight in two others."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 4))
+        self.again = self.inner[0]
+        self.tied = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+        self.tied[1].weight = self.tied[0].weight
+        self.plain = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.plain(self.tied[1](self.tied[0](self.again(self.inner(x)))))
+
+
+def what_two_units_share_is_sharded_once(rank, size):
+    """Any policy may choose units that share parameters: those are their common parent's."""
+    x = torch.ones(2, 4)
+    wanted = Shares()
+    wanted(x).sum().backward()
+
+    def chosen(module, recurse, nonwrapped_numel):
+        return isinstance(module, (nn.Linear, nn.Sequential))
+
+    a = accelerator(fsdp_plugin=FullyShardedDataParallelPlugin(auto_wrap_policy=chosen))
+    plain = Shares()
+    model, _ = a.prepare(plain, torch.optim.SGD(plain.parameters(), lr=0.1))
+    a.backward(model(x).sum())
+    for (name, was), now in zip(wanted.named_parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(now.grad.full_tensor(), was.grad, msg=name)
+    names = [name for name, module in model.named_modules() if isinstance(module, FSDPModule)]
+    assert names == ["", "inner.1", "plain"], names
+
+
 def taking_a_compiled_model_out_leaves_it(rank, size):
     """The user's compiled DDP model still averages gradients afterwards."""
     a = accelerator()
@@ -483,6 +518,7 @@ def taking_a_compiled_model_out_leaves_it(rank, size):
 CHECKS = [
     taking_a_compiled_model_out_leaves_it,
     sharding_options,
+    what_two_units_share_is_sharded_once,
     scheduler_counts_batches_of_one_process,
     counted_items_weigh,
     several_models_accumulate,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import nn
@@ -18,6 +19,9 @@ _LISTS = (nn.ModuleList, nn.ModuleDict)
 def units_of(model: nn.Module, plugin: Any = None) -> list[nn.Module]:
     """A model's units, inner ones first; the model itself is not among them.
 
+    A unit that is to be sharded has its parameters alone: one whose parameter the model also has
+    elsewhere, such as a tied weight, is none.
+
     Args:
         model: any.
         plugin: the user's choices about sharding; None takes the blocks that placement finds.
@@ -32,8 +36,11 @@ def units_of(model: nn.Module, plugin: Any = None) -> list[nn.Module]:
         >>> len(units_of(model))
         2
     """
-    if plugin is None:
-        return _blocks(model)
+    return _blocks(model) if plugin is None else _apart(model, _chosen(model, plugin))
+
+
+def _chosen(model: nn.Module, plugin: Any) -> list[nn.Module]:
+    """What the user wants to be units."""
     policy = plugin.auto_wrap_policy
     names = plugin.transformer_cls_names_to_wrap
     if policy == "no_wrap":
@@ -89,3 +96,29 @@ def _by_size(model: nn.Module, least: int) -> list[nn.Module]:
 
     visit(model)
     return units
+
+
+def _apart(model: nn.Module, units: list[nn.Module]) -> list[nn.Module]:
+    """Those whose parameters no other unit around or beside them has: one is sharded once."""
+    homes: dict[int, list[nn.Module]] = {}
+    for top in (model, *units):
+        for parameter in {id(p) for p in _own_parameters(top, units)}:
+            homes.setdefault(parameter, []).append(top)
+    shared = {
+        id(top)
+        for tops in homes.values()
+        for top in tops
+        if not all(any(other is module for module in top.modules()) for other in tops)
+    }
+    kept = [unit for unit in units if id(unit) not in shared]
+    return kept if len(kept) == len(units) else _apart(model, kept)
+
+
+def _own_parameters(top: nn.Module, units: Sequence[nn.Module]) -> Iterator[nn.Parameter]:
+    """Parameters that are reached from a module without going through a unit."""
+    left, seen = [top], {id(unit) for unit in units}
+    while left:
+        module = left.pop()
+        yield from module.parameters(recurse=False)
+        left += [child for child in module.children() if id(child) not in seen]
+        seen |= {id(child) for child in module.children()}
