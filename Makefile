@@ -11,6 +11,9 @@ ifeq ($(CI)$(wildcard /usr/share/vulkan/icd.d/lvp_icd*.json),)
 WITHOUT_VULKAN = ANYDEVICE_WITHOUT_VULKAN=1
 endif
 
+# Tests start a hundred interpreters; each compiles all it imports of ours where nothing is kept.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test deepspeed fuzz check site install clean
 
 demo: install

@@ -1,20 +1,17 @@
 """The benchmarks run, at sizes at which their numbers mean nothing."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from benchmarks import harness
 from benchmarks.harness import LIMIT, OURS, PEER, Metric, Suite
+from warm import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    return run_python("-m", *arguments, cwd=ROOT)
 
 
 @pytest.mark.parametrize(

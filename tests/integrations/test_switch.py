@@ -10,6 +10,7 @@ import sys
 import textwrap
 
 import pytest
+from warm import run_python
 
 from anydevice.errors import MissingDependencyError
 from anydevice.integrations import transformers as integration
@@ -110,13 +111,8 @@ def test_a_function_that_changed_is_refused_by_name(name, monkeypatch):
 def run(script, **environment):
     """Run a script in a process that cannot import accelerate, with a simulated accelerator."""
     hidden = "import sys; sys.modules['accelerate'] = None\n"
-    done = subprocess.run(
-        [sys.executable, "-c", hidden + textwrap.dedent(script)],
-        env=os.environ | {"ANYDEVICE_SIMULATOR": "devices=2"} | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environment = os.environ | {"ANYDEVICE_SIMULATOR": "devices=2"} | environment
+    done = run_python("-c", hidden + textwrap.dedent(script), env=environment)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

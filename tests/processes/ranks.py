@@ -162,3 +162,12 @@ def logs(rank, size):
     logger.warning_once("once")
     logger.debug("not at this level", main_process_only=False, in_order=True)
     return PartialState().num_processes
+
+
+def is_in_a_group(rank, size):
+    """What a process that a launcher started knows of itself."""
+    state = PartialState()
+    state.wait_for_everyone()
+    line = f"I am {state.process_index} of {state.num_processes} {state.distributed_type}"
+    state.destroy_process_group()
+    return line

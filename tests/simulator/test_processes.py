@@ -1,26 +1,24 @@
 """Installing, building, forking: what needs a process of its own."""
 
 import os
-import subprocess
 import sys
 import textwrap
 import threading
 
 import pytest
 import torch
+from warm import run_python
 
 from anydevice_conformance import simulator as package
 from anydevice_conformance.simulator import build
 
 
 def run(code, **environment):
-    """Run code in a fresh interpreter; return what it prints."""
-    result = subprocess.run(
-        [sys.executable, "-W", "error", "-c", textwrap.dedent(code)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **environment},
-        check=False,
+    """Run code in a fresh process; return what it prints."""
+    path = os.pathsep.join(filter(None, sys.path))
+    result = run_python(
+        *("-W", "error", "-c", textwrap.dedent(code)),
+        env={**os.environ, "PYTHONPATH": path, **environment},
     )
     assert result.returncode == 0, result.stderr
     return result.stdout.split()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from warm import run_python
 
 CODE = """
 from anydevice import list_backends
@@ -13,7 +12,5 @@ print(record.status, record.reason)
 
 
 def test_the_reason_says_how_to_start_it():
-    done = subprocess.run(
-        [sys.executable, "-c", CODE], capture_output=True, text=True, check=True, timeout=120
-    )
+    done = run_python("-c", CODE, check=True)
     assert done.stdout.startswith("unavailable not started: set ANYDEVICE_SIMULATOR=1")
