@@ -23,15 +23,16 @@ __all__ = ["UNUSUAL"]
 
 
 def _ring(tensor: torch.Tensor, rank: int, world: int, waited: bool) -> Any:
-    """Each rank sends to the next one, and receives from the one before, at once."""
+    """Each rank sends to the next one, and receives from the one before, in one batch.
+
+    Odd ranks receive first: a device that does its work at once waits in each of them.
+    """
     came = torch.zeros_like(tensor)
-    works = dist.batch_isend_irecv(
-        [
-            dist.P2POp(dist.isend, tensor, (rank + 1) % world),
-            dist.P2POp(dist.irecv, came, (rank - 1) % world),
-        ]
-    )
-    for work in works:
+    both = [
+        dist.P2POp(dist.isend, tensor, (rank + 1) % world),
+        dist.P2POp(dist.irecv, came, (rank - 1) % world),
+    ]
+    for work in dist.batch_isend_irecv(both[::-1] if rank % 2 else both):
         work.wait()
     return None, came
 
