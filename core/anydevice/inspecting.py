@@ -9,6 +9,8 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
+from anydevice.tensors import is_sharded
+
 __all__ = [
     "get_module_class_from_name",
     "get_parameters_from_modules",
@@ -95,7 +97,7 @@ def model_has_dtensor(model: nn.Module) -> bool:
         >>> model_has_dtensor(nn.Linear(1, 1))
         False
     """
-    return any(hasattr(parameter, "device_mesh") for parameter in model.parameters())
+    return any(map(is_sharded, model.parameters()))
 
 
 def has_compiled_regions(module: nn.Module) -> bool:

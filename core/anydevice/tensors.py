@@ -12,7 +12,14 @@ from anydevice import registry
 from anydevice.devices import CPU, Device, DeviceLike, parse_device
 from anydevice.nested import map_tensors
 
-__all__ = ["PLAIN_TYPES", "is_dense", "move_tensor", "send_to_device", "storage_address"]
+__all__ = [
+    "PLAIN_TYPES",
+    "is_dense",
+    "is_sharded",
+    "move_tensor",
+    "send_to_device",
+    "storage_address",
+]
 
 #: Types whose instances are no other kind of tensor: neither made of others, nor without a shape.
 PLAIN_TYPES = (torch.nn.Parameter, torch.Tensor)
@@ -108,3 +115,8 @@ def is_dense(tensor: torch.Tensor) -> bool:
                 return False
             expected *= size
     return True
+
+
+def is_sharded(tensor: torch.Tensor) -> bool:
+    """Whether it is a DTensor, without importing torch's module for them."""
+    return hasattr(tensor, "device_mesh") and hasattr(tensor, "placements")

@@ -19,7 +19,11 @@ from training.loops import Net, fails, fresh
 
 from anydevice import dispatch_model
 from anydevice.data import DataLoaderConfiguration
-from anydevice.engines import DistributedDataParallelKwargs, FullyShardedDataParallelPlugin
+from anydevice.engines import (
+    DistributedDataParallelKwargs,
+    FullyShardedDataParallelPlugin,
+    ParallelismConfig,
+)
 from anydevice.errors import CollectiveMismatchError, MissingRankError, ModelError, OptionError
 from anydevice.handlers import GradScalerKwargs, InitProcessGroupKwargs
 from anydevice.processes import meeting
@@ -55,6 +59,22 @@ def scheduler_counts_batches_of_one_process(rank, size):
                 scheduler.step()
                 optimizer.zero_grad()
         assert scheduler.get_last_lr() == [1 / (1 + 2 * each)], (unit, scheduler.get_last_lr())
+
+
+def scheduler_counts_those_that_share_a_batch_once(rank, size):
+    for groups in range(1, size + 1):
+        if size % groups:
+            continue
+        sizes = {"tp_size": size // groups}
+        if groups > 1:
+            sizes["dp_shard_size"] = groups
+        a = accelerator(parallelism_config=ParallelismConfig(**sizes))
+        optimizer = a.prepare(torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0))
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+        scheduler = a.prepare(scheduler)
+        optimizer.step()
+        scheduler.step()
+        assert scheduler.get_last_lr() == [1 / (1 + groups)], (sizes, scheduler.get_last_lr())
 
 
 def counted_items_weigh(rank, size):
@@ -520,6 +540,7 @@ CHECKS = [
     sharding_options,
     what_two_units_share_is_sharded_once,
     scheduler_counts_batches_of_one_process,
+    scheduler_counts_those_that_share_a_batch_once,
     counted_items_weigh,
     several_models_accumulate,
     every_sample_once,

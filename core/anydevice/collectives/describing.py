@@ -11,6 +11,7 @@ import torch
 
 from anydevice.errors import OptionError
 from anydevice.nested import map_tensors
+from anydevice.tensors import is_sharded
 
 __all__ = ["describe", "rebuild", "tensors_of"]
 
@@ -38,7 +39,7 @@ def tensors_of(data: Any, call: str) -> list[torch.Tensor]:
             )
         if leaf.layout is not torch.strided or leaf.is_nested or leaf.is_quantized:
             raise OptionError(f"{call}: the tensor at {path or 'the top'} is no dense tensor")
-        if hasattr(leaf, "full_tensor"):
+        if is_sharded(leaf):
             raise OptionError(
                 f"{call}: the tensor at {path or 'the top'} is sharded over processes already "
                 "(a DTensor): use its full_tensor()"

@@ -19,7 +19,7 @@ from anydevice.data.samplers import BatchSamplerShard, own_generator, sampler_se
 from anydevice.errors import MissingDependencyError, OptionError
 from anydevice.randomness import synchronize_rng_states
 
-__all__ = ["prepare_data_loader", "skip_first_batches"]
+__all__ = ["prepare_data_loader", "share_of_data", "skip_first_batches"]
 
 
 def prepare_data_loader(
@@ -75,7 +75,7 @@ def prepare_data_loader(
         >>> [b.tolist() for b in prepare_data_loader(data, num_processes=2, process_index=1)]
         [[2, 3], [1, 2]]
     """
-    count, index = _processes(num_processes, process_index, torch_device_mesh)
+    count, index = share_of_data(num_processes, process_index, torch_device_mesh)
     _check(dataloader, count, bool(dispatch_batches), slice_fn_for_dispatch)
     if use_stateful_dataloader:
         dataloader = _stateful(dataloader)
@@ -130,8 +130,16 @@ def skip_first_batches(dataloader: DataLoader[Any], num_batches: int = 0) -> Any
     return made
 
 
-def _processes(count: int | None, index: int | None, mesh: Any) -> tuple[int, int]:
-    """Among how many this loader's data is divided, and which of them this process is."""
+def share_of_data(
+    count: int | None = None, index: int | None = None, mesh: Any = None
+) -> tuple[int, int]:
+    """Among how many a loader's data is divided, and which of them this process is.
+
+    Args:
+        count: how many processes there are; None: as the process group says.
+        index: which of them this is; None: as above.
+        mesh: a `DeviceMesh` of them. Those that work on one batch together count as one.
+    """
     alone = not (dist.is_available() and dist.is_initialized())
     if count is None:
         count = 1 if alone else dist.get_world_size()

@@ -11,6 +11,7 @@ from torch import nn
 
 from anydevice.checkpoint import Checkpoint, open_checkpoint
 from anydevice.errors import ModelError, OptionError, UnknownArgumentError
+from anydevice.tensors import is_sharded
 from anydevice.text import list_some, suggest
 from anydevice.weights import iter_slots
 
@@ -94,7 +95,7 @@ def _refuse_unknown(names: Collection[str]) -> None:
 
 
 def _refuse_divided(model: nn.Module) -> None:
-    name = next((n for n, p in model.named_parameters() if hasattr(p, "device_mesh")), None)
+    name = next((n for n, p in model.named_parameters() if is_sharded(p)), None)
     if name is not None:
         raise ModelError(f"{name} is divided over processes already: {_ONE_WAY}")
 

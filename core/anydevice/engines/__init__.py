@@ -6,7 +6,7 @@ from anydevice.engines.deepspeed_config import DummyOptim, DummyScheduler, HfDee
 from anydevice.engines.deepspeed_options import DeepSpeedPlugin
 from anydevice.engines.finding import ENGINE_GROUP, find_engine, list_engines
 from anydevice.engines.fsdp_options import FullyShardedDataParallelPlugin
-from anydevice.engines.megatron_options import MegatronLMPlugin
+from anydevice.engines.megatron.options import MegatronLMPlugin
 from anydevice.engines.meshes import (
     ParallelismConfig,
     PipelineParallelConfig,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from anydevice.checkpoint.info import TensorInfo, form_of
-from anydevice.loading.shards import is_sharded
+from anydevice.tensors import is_sharded
 
 __all__ = ["fault_of_form"]
 

@@ -16,8 +16,8 @@ from anydevice.devices import CPU, DISK, Device
 from anydevice.errors import UnsupportedDtypeError
 from anydevice.loading.casting import Casting, short
 from anydevice.loading.layouts import fault_of_form
-from anydevice.loading.shards import Part, info_of_part, is_sharded, mesh_device, own_part
-from anydevice.tensors import PLAIN_TYPES
+from anydevice.loading.shards import Part, info_of_part, mesh_device, own_part
+from anydevice.tensors import PLAIN_TYPES, is_sharded
 from anydevice.ties import Weight
 from anydevice.weights import Slot, iter_modules
 

@@ -11,12 +11,12 @@ from torch import nn
 from anydevice.checkpoint.info import TensorInfo
 from anydevice.devices import CPU, Device, parse_device
 from anydevice.errors import ModelError
+from anydevice.tensors import is_sharded
 
 __all__ = [
     "Part",
     "cut",
     "info_of_part",
-    "is_sharded",
     "keep_current_devices",
     "mesh_device",
     "own_part",
@@ -26,11 +26,6 @@ __all__ = [
 T = TypeVar("T")
 #: Start and length in each dimension of the full tensor.
 Part = tuple[tuple[int, int], ...]
-
-
-def is_sharded(tensor: torch.Tensor) -> bool:
-    """Whether it is a DTensor, without importing torch's module for them."""
-    return hasattr(tensor, "device_mesh") and hasattr(tensor, "placements")
 
 
 def own_part(name: str, tensor: Any) -> Part:

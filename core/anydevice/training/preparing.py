@@ -16,6 +16,7 @@ from anydevice.data import (
     prepare_data_loader,
     skip_first_batches,
 )
+from anydevice.data.preparing import share_of_data
 from anydevice.engines import DeepSpeedPlugin, DummyOptim, DummyScheduler, find_engine
 from anydevice.errors import OptionError
 from anydevice.training.compiling import TorchDynamoPlugin
@@ -178,6 +179,7 @@ class AcceleratorPreparing(AcceleratorCore):
             step_with_optimizer=self.step_scheduler_with_optimizer,
             split_batches=self.split_batches,
             unit=self.scheduler_unit,
+            num_processes=share_of_data(mesh=self.torch_device_mesh)[0],
         )
         self._schedulers.append(made)
         return made

@@ -21,7 +21,8 @@ class AcceleratedScheduler:
 
     It steps when they do, and not where their step was skipped or gradients accumulate. A schedule
     counted in batches of one process (the default) goes on by as many steps as there are
-    processes, since these use so many batches at once.
+    processes, since these use so many batches at once. Processes that work on one batch together
+    (of tensor parallelism, or of a pipeline) count as one.
 
     Args:
         scheduler: the user's.
@@ -29,6 +30,7 @@ class AcceleratedScheduler:
         step_with_optimizer: follow the optimizers; else each call is one step.
         split_batches: a batch is divided among the processes: then each step is one.
         unit: ``"batches"`` as above; with ``"steps"`` each optimizer step is one.
+        num_processes: how many batches a step uses; None: as many as there are processes.
 
     Raises:
         OptionError: an unknown unit.
@@ -42,6 +44,7 @@ class AcceleratedScheduler:
         split_batches: bool = False,
         *,
         unit: SchedulerUnit = "batches",
+        num_processes: int | None = None,
     ) -> None:
         if unit not in _UNITS:
             raise OptionError(f"scheduler_unit={unit!r}: give 'batches' or 'steps'")
@@ -52,7 +55,7 @@ class AcceleratedScheduler:
         self.split_batches = split_batches
         self.unit = unit
         self.gradient_state = GradientState()
-        self._processes: int | None = None
+        self._processes = num_processes
 
     def step(self, *args: Any, **kwargs: Any) -> None:
         """Go on as far as the optimizers did."""

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from anydevice.engines.megatron_optimizer import MegatronOptimizer
-from anydevice.engines.megatron_weights import Piece, pieces_of
+from anydevice.engines.megatron.optimizer import MegatronOptimizer
+from anydevice.engines.megatron.weights import Piece, pieces_of
 from anydevice.engines.renaming import positions_to_names
 from anydevice.errors import ModelError, OptionError
 

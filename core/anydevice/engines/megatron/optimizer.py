@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from anydevice.engines.megatron_device import MegatronDevice
+from anydevice.engines.megatron.device import MegatronDevice
 from anydevice.errors import OptionError
 
 __all__ = ["MegatronOptimizer", "build_optimizer"]

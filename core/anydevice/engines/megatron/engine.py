@@ -14,13 +14,13 @@ import torch
 from torch import nn
 
 from anydevice.engines.base import Engine, Setup
-from anydevice.engines.megatron_device import MegatronDevice
-from anydevice.engines.megatron_groups import divide_processes, start_groups
-from anydevice.engines.megatron_models import build_model, join_arguments, read_model
-from anydevice.engines.megatron_optimizer import MegatronOptimizer, build_optimizer
-from anydevice.engines.megatron_options import MegatronLMPlugin
-from anydevice.engines.megatron_running import MegatronModel
-from anydevice.engines.megatron_states import MegatronStates
+from anydevice.engines.megatron.device import MegatronDevice
+from anydevice.engines.megatron.groups import divide_processes, start_groups
+from anydevice.engines.megatron.models import build_model, join_arguments, read_model
+from anydevice.engines.megatron.optimizer import MegatronOptimizer, build_optimizer
+from anydevice.engines.megatron.options import MegatronLMPlugin
+from anydevice.engines.megatron.running import MegatronModel
+from anydevice.engines.megatron.states import MegatronStates
 from anydevice.engines.renaming import follow
 from anydevice.errors import MissingDependencyError, ModelError, OptionError
 

@@ -10,8 +10,8 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from anydevice.engines.megatron_device import MegatronDevice
-from anydevice.engines.megatron_options import MegatronLMPlugin
+from anydevice.engines.megatron.device import MegatronDevice
+from anydevice.engines.megatron.options import MegatronLMPlugin
 from anydevice.errors import ModelError, OptionError
 
 __all__ = ["MegatronModel"]

@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from anydevice.engines.megatron_options import MegatronLMPlugin
+from anydevice.engines.megatron.options import MegatronLMPlugin
 from anydevice.errors import ModelError, OptionError
 
 __all__ = ["TorchNorm", "build_model", "join_arguments", "read_model"]

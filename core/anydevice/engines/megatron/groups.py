@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import torch
 
-from anydevice.engines.megatron_device import MegatronDevice
-from anydevice.engines.megatron_options import MegatronLMPlugin
+from anydevice.engines.megatron.device import MegatronDevice
+from anydevice.engines.megatron.options import MegatronLMPlugin
 from anydevice.errors import OptionError
 
 __all__ = ["divide_processes", "start_groups"]
