@@ -10,6 +10,8 @@ from anydevice_conformance.catalogue import load_catalogue
 from anydevice_conformance.inprocess import run_checks
 from anydevice_conformance.specification import load_specification
 
+pytestmark = pytest.mark.usefixtures("warm_process")
+
 
 class OldBackend(DeviceBackend):
     """Only members of 1.0."""

@@ -1,7 +1,8 @@
 """Each missing synchronisation is seen, and each right one is clean.
 
 A case runs a pattern with or without its wait and says whether the result was right. In mode
-``random`` a single order may happen to be harmless, so a fault must show for one of some seeds.
+``random`` a single order may happen to be harmless, so a fault must show for one of some seeds; in
+mode ``thread``, where time is real, for one of some runs.
 """
 
 import pytest
@@ -112,7 +113,9 @@ def outcomes(simulator, mode, case, pace, *, wait):
 @each_case
 @pytest.mark.parametrize("mode", ["lazy", "thread", "random"])
 def test_a_missing_wait_is_seen(simulator, mode, case, pace):
-    assert not all(outcomes(simulator, mode, case, pace, wait=False))
+    # In mode "thread" a host that stands still for as long as the work takes sees nothing amiss.
+    runs = 6 if mode == "thread" else 1
+    assert any(not all(outcomes(simulator, mode, case, pace, wait=False)) for _ in range(runs))
 
 
 @each_case

@@ -103,7 +103,7 @@ def _gallery(args: argparse.Namespace) -> list[Outcome]:
         mine = [m for m in mutants if (m.base, m.big) == (base, big)]
         trials = [Trial(m.name, checks_of(m.paragraph)) for m in mine]
         options = BIG_MACHINE if big else MACHINE
-        outcomes += run_trials(trials, base=base, options=options, tell=_line)
+        outcomes += run_trials(trials, base=base, options=options, quick=args.quick, tell=_line)
     return outcomes
 
 
