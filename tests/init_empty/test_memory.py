@@ -141,6 +141,14 @@ def tensors_of_inference_mode(m):
     return late, view.clone()
 
 
+def strides_that_decide_how_sums_are_rounded(m):
+    weight = torch.polar(torch.ones(4, 4), torch.tensor([[1.0, 2.0, 3.0, 4.0]] * 4)).real
+    late, table = torch.rand(4, 4), torch.view_as_complex(torch.rand(4, 4, 2)).real
+    results = late @ weight, nn.functional.linear(late, table, table[0])
+    float(table.sum())
+    return (*results, table)
+
+
 def no_copy_where_a_device_is_asked_for(m):
     table, other = torch.rand(3), torch.rand(3)
     with torch.device("cpu"):

@@ -14,21 +14,24 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import Final
 
 import torch
 from torch import nn
 
 from anydevice.init_empty.draws import Draws
 from anydevice.init_empty.holders import Holders, swap
-from anydevice.init_empty.real_storages import RealStorages, as_inference, references, seen
+from anydevice.init_empty.real_storages import (
+    MAX_CONSTANT,
+    RealStorages,
+    as_inference,
+    copied,
+    references,
+    seen,
+)
 from anydevice.init_empty.steps import Step, View, flat_tensors, map_call
 from anydevice.tensors import storage_address
 
-__all__ = ["MAX_CONSTANT", "Log"]
-
-#: Bytes of a real tensor that is copied into the log where an operation of the log reads it.
-MAX_CONSTANT: Final = 1 << 20
+__all__ = ["Log"]
 
 
 class Log:
@@ -264,13 +267,11 @@ class Log:
     def _settle(self, storage: int) -> None:
         """Give a copy of a storage to the steps that are still to read it."""
 
-        def copied(view: View) -> View | torch.Tensor:
-            if view.storage != storage:
-                return view
-            return self._real.tensor(view).clone(memory_format=torch.preserve_format)
+        def copy(view: View) -> View | torch.Tensor:
+            return copied(self._real.tensor(view)) if view.storage == storage else view
 
         for step in self._readers.pop(storage, ()):
-            step.args, step.kwargs = map_call(copied, step.args, step.kwargs, View)
+            step.args, step.kwargs = map_call(copy, step.args, step.kwargs, View)
             step.reads.discard(storage)
 
     def _bytes(self, storage: int) -> int:

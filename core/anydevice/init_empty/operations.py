@@ -14,7 +14,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from anydevice.init_empty.log import MAX_CONSTANT, Log
+from anydevice.init_empty.log import Log
+from anydevice.init_empty.real_storages import MAX_CONSTANT, copied
 from anydevice.init_empty.steps import Step, View, flat_tensors, is_simple, map_call
 from anydevice.init_empty.values import call_with_values
 
@@ -231,7 +232,7 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
     """What the log keeps of a tensor that code can change."""
     if tensor.nbytes > MAX_CONSTANT:
         raise NeedsValues
-    return tensor.detach().clone()
+    return copied(tensor)
 
 
 def _on_meta(

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Final
 
 import torch
 
 from anydevice.errors import ModelError
 from anydevice.init_empty.steps import View
 
-__all__ = ["RealStorages", "as_inference", "references", "seen"]
+__all__ = ["MAX_CONSTANT", "RealStorages", "as_inference", "copied", "references", "seen"]
+
+#: Bytes of a real tensor that is copied into the log where an operation of the log reads it.
+MAX_CONSTANT: Final = 1 << 20
 
 
 def references(storage: torch.UntypedStorage) -> int:
@@ -23,6 +27,14 @@ def seen(storage: torch.UntypedStorage, view: View) -> torch.Tensor:
     tensor = base.set_(storage, view.offset, view.size, view.stride)
     tensor = torch._neg_view(tensor) if view.is_neg else tensor
     return tensor.conj() if view.is_conj else tensor
+
+
+def copied(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy with the same strides, as these decide how some operations round."""
+    copy, storage = tensor.detach().clone(), tensor.untyped_storage()
+    if copy.stride() == tensor.stride() or storage.nbytes() > MAX_CONSTANT:
+        return copy
+    return seen(storage.clone(), View.of(tensor, 0))
 
 
 def as_inference(is_on: bool) -> contextlib.AbstractContextManager[object]:
