@@ -34,7 +34,7 @@ def copied(tensor: torch.Tensor) -> torch.Tensor:
     copy, storage = tensor.detach().clone(), tensor.untyped_storage()
     if copy.stride() == tensor.stride() or storage.nbytes() > MAX_CONSTANT:
         return copy
-    return seen(storage.clone(), View.of(tensor, 0))
+    return seen(storage.clone(), View.of(tensor, 0))  # type: ignore[no-untyped-call]
 
 
 def as_inference(is_on: bool) -> contextlib.AbstractContextManager[object]:
