@@ -62,9 +62,13 @@ DATA = {
 def first(rank, size, path):
     """The order of lines that ranks write in main_process_first."""
     state = PartialState()
-    for kind in (state.main_process_first, state.local_main_process_first):
-        with kind(), open(path, "a", encoding="utf-8") as file:
-            file.write(f"{rank}\n")
+    here, everywhere = state.local_main_process_first, state.main_process_first
+    for kinds in ((everywhere,), (here,), (everywhere, here), (here, everywhere)):
+        with contextlib.ExitStack() as stack:
+            for kind in kinds:
+                stack.enter_context(kind())
+            with open(path, "a", encoding="utf-8") as file:
+                file.write(f"{rank}\n")
         state.wait_for_everyone()
     try:
         with state.main_process_first():

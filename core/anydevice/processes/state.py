@@ -188,24 +188,25 @@ class PartialState:
     @contextlib.contextmanager
     def main_process_first(self) -> Iterator[None]:
         """Have process 0 run the context's body before all others."""
-        with self._first(self.is_main_process, "main_process_first"):
+        with self._first(self.is_main_process):
             yield
 
     @contextlib.contextmanager
     def local_main_process_first(self) -> Iterator[None]:
         """Have process 0 of each machine run the context's body before the others."""
-        with self._first(self.is_local_main_process, "local_main_process_first"):
+        with self._first(self.is_local_main_process):
             yield
 
     @contextlib.contextmanager
-    def _first(self, goes_first: bool, call: str) -> Iterator[None]:
+    def _first(self, goes_first: bool) -> Iterator[None]:
+        # One name for both: where one stands in the other, ranks leave and enter in other orders.
         if not goes_first:
-            self.meet(call)
+            self.meet("main_process_first")
         try:
             yield
         finally:  # also where the body fails: the others wait
             if goes_first:
-                self.meet(call)
+                self.meet("main_process_first")
 
     @contextlib.contextmanager
     def split_between_processes(self, inputs: Any, apply_padding: bool = False) -> Iterator[Any]:
