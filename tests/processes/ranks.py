@@ -1,5 +1,6 @@
 """What each rank does in the tests of processes."""
 
+import contextlib
 import datetime
 import logging
 import os
