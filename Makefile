@@ -24,7 +24,7 @@ test: install
 
 # Readers of files from strangers, and building empty, on new random input: two minutes.
 fuzz: install
-	ANYDEVICE_FUZZ_EXAMPLES=4000 $(BIN)/python -m pytest tests/checkpoint tests/offload_store tests/init_empty -k fuzz
+	ANYDEVICE_FUZZ_EXAMPLES=4000 $(BIN)/python -m pytest tests/checkpoint tests/offload_store tests/init_empty -k fuzz -n auto
 
 # Format, lint, types, import rules, and no device name in core: one command, the same that CI calls.
 check: install
