@@ -235,7 +235,8 @@ def _pinning(subject: Subject) -> Probe:
             return  # one call: what two of them change may cancel out
         again = backend.pin_memory(source)
         assert again.data_ptr() != pinned.data_ptr(), "two results are one memory"
-        other = backend.pin_memory(source.clone().view(torch.uint8).bitwise_not_())
+        others = source.clone(memory_format=torch.contiguous_format).view(torch.uint8)
+        other = backend.pin_memory(others.bitwise_not_())
         for one in (pinned, other):  # what is pinned already comes back with its own values
             kept = one.clone()
             twice = [backend.pin_memory(t) for t in (one, other, pinned)]
