@@ -121,7 +121,8 @@ OPERATIONS: list[Callable[[Tensor, Tensor], Tensor]] = [
     lambda a, b: torch.utils.checkpoint.checkpoint(torch.sin, a, use_reentrant=False),
 ]
 
-#: The result sees the memory of the first.
+#: The result sees the memory of the first. DLPack and numpy get a tensor of their own, as torch
+#: frees the memory under theirs when the tensor itself is given other data.
 VIEWS: list[Callable[[Tensor, Tensor], Tensor]] = [
     lambda a, b: a,
     lambda a, b: a.t(),
@@ -146,8 +147,8 @@ VIEWS: list[Callable[[Tensor, Tensor], Tensor]] = [
     lambda a, b: a.reshape(-1),
     lambda a, b: a.contiguous(),
     lambda a, b: copy.copy(a),
-    lambda a, b: torch.from_dlpack(a),
-    lambda a, b: torch.from_numpy(a.numpy()),
+    lambda a, b: torch.from_dlpack(a.detach()),
+    lambda a, b: torch.from_numpy(a.detach().numpy()),
     lambda a, b: torch.empty(0, dtype=a.dtype).set_(a.detach()),
     lambda a, b: torch.empty(0, dtype=a.dtype).set_(a.untyped_storage(), 0, (whole(a),)),
     lambda a, b: torch.Tensor().set_(a.storage(), 0, (whole(a),)),

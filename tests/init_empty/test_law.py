@@ -7,11 +7,12 @@ import random
 
 import pytest
 import torch
-from tests.init_empty.building import random_program, shrunk, sound, wrong
+from tests.init_empty.building import Failed, random_program, shrunk, sound, wrong
 from tests.init_empty.programs import given, saved
 from torch import nn
 
 from anydevice import init_empty_weights
+from anydevice.init_empty import log, operations, real_storages
 
 #: How many random programs, and from which seed: the same ones always, other ones in `make fuzz`.
 FUZZ = os.environ.get("ANYDEVICE_FUZZ_EXAMPLES")
@@ -25,6 +26,18 @@ def test_fuzz_all_but_parameters_equal_the_plain_build():
         if wrong(program) is not None:
             small = shrunk(program)
             raise AssertionError(f"seed {seed}: {wrong(small)} in {small}") from wrong(small)
+
+
+def test_fuzz_the_same_where_all_tensors_are_large(monkeypatch):
+    """What is large is not copied; a parameter that was real before is not kept."""
+    for module in (log, operations, real_storages):
+        monkeypatch.setattr(module, "MAX_CONSTANT", 40)
+    for seed in range(FIRST, FIRST + PROGRAMS // 2):
+        program = sound(random_program(seed + (1 << 33)))
+        error = wrong(program)
+        while isinstance(error, Failed):
+            error = error.__cause__
+        assert error is None or "values were not kept" in str(error), (seed, error, program)
 
 
 def test_programs_do_what_they_say():
