@@ -146,3 +146,29 @@ def dying(rank, size, folder):
 
         block.register_forward_pre_hook(die)
     return said(lambda: model.generate(**models.batch(), max_new_tokens=8))
+
+
+def raising(rank, size, folder):
+    """A block raises on one rank alone, at its first call or while tokens are generated."""
+    model = load_pipeline(folder)
+    block = model.get_submodule(model.anydevice_stage.blocks[0])
+    found = {}
+    for victim in range(size):
+        for way, most in (("forward", 0), ("generate", 5)):
+            calls = []
+
+            def fail(*_, calls=calls, most=most):
+                calls.append(1)
+                if len(calls) > most:
+                    raise ArithmeticError("too large")
+
+            hook = block.register_forward_hook(fail) if rank == victim else None
+            if way == "forward":
+                found[victim, way] = said(lambda: model(**models.batch()))
+            else:
+                found[victim, way] = said(
+                    lambda: model.generate(**models.batch(), max_new_tokens=8)
+                )
+            if hook is not None:
+                hook.remove()
+    return {"said": found, "logits": model(**models.batch()).logits.cpu()}

@@ -170,5 +170,16 @@ def test_a_rank_that_is_missing_or_dies_is_named(saved):
     assert "rank 1" in message
     first, second = run_ranks(pipeline_ranks.dying, 2, "cpu", folder, check=False)
     assert isinstance(second, Failed)
-    assert first[0] == "ProcessGroupError", first
+    assert first[0] in ("ProcessGroupError", "MissingRankError"), first
     assert "rank 1" in first[1]
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim"])
+def test_a_stage_that_raises_is_named_on_every_rank_and_the_next_call_works(saved, device):
+    folder, wanted = str(saved["llama"][0]), saved["llama"][1]["logits"]
+    for rank, found in enumerate(run_ranks(pipeline_ranks.raising, 2, device, folder)):
+        for (victim, way), (kind, message) in found["said"].items():
+            assert kind == ("ArithmeticError" if rank == victim else "ModelError"), (victim, way)
+            assert "too large" in message
+            assert rank == victim or f"rank {victim} failed" in message
+        torch.testing.assert_close(found["logits"], wanted)

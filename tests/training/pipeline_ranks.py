@@ -89,6 +89,7 @@ def a_tied_model(rank, size, folder, cpu):
     rows = _rows().to(again.device)
     assert model(input_ids=rows).logits.shape == (6, 8, 32)
     _refusals(again, model, rows)
+    _stages_that_raise(again, model, rows, rank, size)
     _from_another_engine(size, cpu, folder, rest[0])
     return rest[0]
 
@@ -125,6 +126,34 @@ def _refusals(accelerator, model, rows):
     with fails(OptionError, "pp_size together with another"):
         both = ParallelismConfig(pp_size=2, tp_size=2)
         Accelerator(cpu=accelerator.device.type == "cpu", parallelism_config=both)
+
+
+def _stages_that_raise(accelerator, model, rows, rank, size):
+    """Each stage in its turn: in a block, in the loss, and before the first block."""
+
+    def fail(*_):
+        raise ArithmeticError("too large")
+
+    def step(batch):
+        return accelerator.train_step(model, input_ids=batch, labels=batch)
+
+    model.train()
+    wanted = step(rows)
+    blocks = [m for m in model.modules() if type(m).__name__ == "LlamaDecoderLayer"]
+    code = next(m for m in model.modules() if type(m).__name__ == "LlamaModel")
+    for victim in range(size):
+        for place, batch in ((blocks[0], rows), (code, rows[:4])):
+            hook = place.register_forward_pre_hook(fail) if rank == victim else None
+            kind, who = (ModelError, f"rank {victim} failed")
+            if rank == victim:
+                kind, who = ArithmeticError, ""
+            with fails(kind, "too large", who):
+                step(batch)
+            if hook is not None:
+                hook.remove()
+    torch.testing.assert_close(step(rows), wanted)
+    for parameter in model.parameters():
+        parameter.grad = None
 
 
 def goes_on_alone(rank, size, folder):

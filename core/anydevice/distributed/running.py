@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from anydevice.distributed.chain import Chain
+from anydevice.distributed.failing import Failing, stand_in
 from anydevice.distributed.inputs import PLAIN, refuse, shapes, split
 from anydevice.distributed.outputs import Failure, join, share
 from anydevice.distributed.stages import Stage
@@ -76,6 +77,8 @@ class Pipeline:
         self._index = 0
         self._received: torch.Tensor | None = None
         self._measuring = False
+        self._failing = Failing(state)
+        self._given: Any = None
         self._outputs: list[Any] = []
         #: What blocks were given besides tensors, by argument: caches that the model made itself.
         self._own: dict[str, Any] = {}
@@ -90,22 +93,22 @@ class Pipeline:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The model's output, on every rank."""
         refuse(kwargs)
-        if not self.is_trusted:
-            self.state.meet("forward of a pipeline", shapes(args, kwargs))
         self._chunks = split(args, kwargs, self.microbatches, self._takes_cache)
         self._own = {k: v for k, v in kwargs.items() if not isinstance(v, PLAIN)}
         if self.state.num_processes == 1:
             return join([self._run(*chunk) for chunk in self._chunks])
-        failure = self._step(self._schedule())
-        output: Any = None
-        if self.stage.is_last:
-            output = self._joined() if failure is None else Failure.of(failure)
-        elif failure is not None:
-            raise failure
+        schedule: Any = None
+        if self.is_trusted:
+            schedule = self._schedule()
+        else:
+            with self._failing.kept():
+                schedule = self._schedule()
+            self._failing.tell("forward of a pipeline", shapes(args, kwargs))
+        self._step(schedule)
+        self._failing.tell("forward of a pipeline, done")
+        output = self._joined() if self.stage.is_last else None
         with self.state.collective("forward of a pipeline"):
             output = share(output, self._own, self.state.num_processes - 1, self.state.device)
-        if failure is not None:
-            raise failure
         if isinstance(output, Failure):
             raise ModelError(f"the last stage of the pipeline failed: {output.reason}")
         return output
@@ -118,24 +121,23 @@ class Pipeline:
         finally:
             self._outputs = []
 
-    def _step(self, schedule: Any, **kwargs: Any) -> Exception | None:
-        """Run this rank's part; ``kwargs`` are for the schedule.
-
-        Returns:
-            The error of the model's own code, if there was one.
+    def _step(self, schedule: Any, **kwargs: Any) -> None:
+        """Run this rank's part; ``kwargs`` are for the schedule. Errors of the stage are kept.
 
         Raises:
             ProcessGroupError: hidden states could not be sent or received.
         """
         self._index, self._outputs = 0, []
         with self.state.collective("forward of a pipeline"):
-            try:
-                schedule.step(**kwargs)
-            except RuntimeError as error:
-                if isinstance(error.__cause__, Exception):  # so torch wraps what a stage raises
-                    return error.__cause__
-                raise
-        return None
+            schedule.step(**kwargs)
+
+    def run_or_stand_in(self, *received: torch.Tensor) -> torch.Tensor:
+        """`run_chunk`, and zeros in its place from an error on."""
+        if self._failing.error is None:
+            with self._failing.kept():
+                return self.run_chunk(*received)
+        given = torch.empty(1, device="meta") if self.stage.is_last else self._given
+        return stand_in(given, received, self.state.device)
 
     def run_chunk(self, *received: torch.Tensor) -> torch.Tensor:
         """What the schedule calls for each microbatch: hidden states in, hidden states out."""
@@ -211,6 +213,7 @@ class Pipeline:
         from torch.distributed.pipelining import PipelineStage
 
         inward, outward = self._stage_shapes(args, kwargs, hidden)
+        self._given = outward
         return PipelineStage(
             _Part(self),
             self.stage.rank,
@@ -267,7 +270,7 @@ class _Part(nn.Module):
 
     def forward(self, *received: torch.Tensor) -> torch.Tensor:
         pipeline: Pipeline = self.__dict__["_pipeline"]
-        return pipeline.run_chunk(*received)
+        return pipeline.run_or_stand_in(*received)
 
 
 def _put(

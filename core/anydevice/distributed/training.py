@@ -82,6 +82,7 @@ class TrainingPipeline(Pipeline):
 
         Raises:
             ProcessGroupError: another rank has ended.
+            ModelError: the stage of another rank failed; the message names it.
             OptionError: the batch cannot be divided into microbatches.
         """
         given, device = dict(kwargs), self.state.device
@@ -89,11 +90,14 @@ class TrainingPipeline(Pipeline):
         if self._takes_cache:
             given["use_cache"] = False
         told = shapes((*args, targets), given)
-        if told != self._known_shapes:
-            self.state.meet("train_step of a pipeline", told)
-            self._for_training = None
         chunks = split((*args, targets), given, self.microbatches, takes_cache=False)
         self._chunks = [(a[:-1], k) for a, k in chunks]
+        if told != self._known_shapes:
+            self._for_training = self._known_shapes = None
+            if self.state.num_processes > 1:
+                with self._failing.kept():
+                    self._training_schedule()
+            self._failing.tell("train_step of a pipeline", told)
         parts, count = [a[-1] for a, _ in chunks], len(chunks)
         losses: list[torch.Tensor] = []
 
@@ -124,9 +128,8 @@ class TrainingPipeline(Pipeline):
                 torch.autograd.backward(self.run_chunk())
             return
         last = {"target": torch.zeros(count, device=self.state.device)}
-        failure = self._step(self._training_schedule(), **(last if self.stage.is_last else {}))
-        if failure is not None:
-            raise failure
+        self._step(self._training_schedule(), **(last if self.stage.is_last else {}))
+        self._failing.tell("train_step of a pipeline, done")
 
     # ------------------------------------------------------------------ what the schedule runs
 
