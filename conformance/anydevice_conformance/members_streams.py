@@ -50,6 +50,8 @@ def _stream(subject: Subject, index: int) -> Any:
 def stream_probes(subject: Subject) -> Iterator[Probe]:
     """Questions about streams and events."""
     backend, host = Watched(subject), torch.device("cpu")
+    turns = itertools.count()
+    usual = {index: backend.current_stream(index) for index in subject.indices}
 
     def using(index: int) -> None:
         current = {i: backend.current_stream(i) for i in subject.indices}
@@ -89,14 +91,17 @@ def stream_probes(subject: Subject) -> Iterator[Probe]:
         values = torch.arange(1500.0)
         there = values.to(subject.device(index))
         one, two = _stream(subject, index), backend.new_stream(index)
-        _enter(subject, index, one)
-        with backend.use_stream(one):
-            result = there * 5
-        event = backend.record_event(one)
-        backend.wait_event(two, event)
-        with backend.use_stream(two):
-            found = (result + 1).to(host)
-        assert torch.equal(found, values * 5 + 1), "work did not wait for the event"
+        pairs = ((one, two), (one, usual[index]), (usual[index], two))
+        for number, (first, then) in enumerate(pairs):
+            factor = 5 + 3 * number + 9 * (next(turns) % 7)  # other values than memory may hold
+            _enter(subject, index, first)
+            with backend.use_stream(first):
+                result = there * factor
+            event = backend.record_event(first)
+            backend.wait_event(then, event)
+            with backend.use_stream(then):
+                found = (result + 1).to(host)
+            assert torch.equal(found, values * factor + 1), "work did not wait for the event"
 
     def events(index: int) -> None:
         values = torch.arange(1500.0)

@@ -11,6 +11,7 @@ from anydevice_conformance.dice import Dice
 from anydevice_conformance.operation import A, I, N, Operation, P, R
 from anydevice_conformance.operations_edges import EDGES
 from anydevice_conformance.operations_images import IMAGES
+from anydevice_conformance.operations_more import MORE
 
 __all__ = ["OPERATIONS"]
 
@@ -265,4 +266,5 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "contiguous": Operation(I, lambda x, y: x.t().contiguous().view(-1), _two, exact=True),
     **EDGES,
     **IMAGES,
+    **MORE,
 }

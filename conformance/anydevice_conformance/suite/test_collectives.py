@@ -146,7 +146,7 @@ def test_COL_010_host_in_the_group(subject: Subject) -> None:
     expected = [
         [float(sum(range(_WORLD + 1)))] * 2,
         [{"rank": rank} for rank in range(_WORLD)],
-        ["told", 7],
+        ["told", 7, 320_000],
     ]
     for answer in rank_step(subject, "host"):
         assert answer == expected, f"got {answer}"

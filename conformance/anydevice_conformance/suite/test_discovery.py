@@ -108,6 +108,10 @@ def test_DEV_007_each_device_has_a_name(subject: Subject) -> None:
         assert isinstance(name, str), f"device_name({index}) returned {name!r}"
         assert name.strip(), f"device_name({index}) is empty"
         assert name.isprintable(), f"device_name({index}) is no line that can be shown: {name!r}"
+        held = torch.ones(5 << 20, dtype=torch.uint8, device=subject.device(index))
+        again = subject.backend.device_name(index)
+        assert again == name, f"with a tensor on it device_name({index}) is {again!r}, not {name!r}"
+        del held
 
 
 @two_devices
@@ -156,6 +160,8 @@ def test_DEV_010_members_from_threads(subject: Subject) -> None:
     backend, count = subject.backend, subject.backend.device_count()
     names = {index: backend.device_name(index) for index in subject.indices}
     totals = {index: _total(backend, index) for index in subject.indices}
+    dtypes = {dtype: backend.supports_dtype(dtype) for dtype in (torch.float32, torch.bfloat16)}
+    lack = _lack(subject)
 
     def ask(number: int) -> None:
         index = subject.indices[number % len(subject.indices)]
@@ -163,6 +169,10 @@ def test_DEV_010_members_from_threads(subject: Subject) -> None:
             assert backend.device_count() == count, "device_count() differs between threads"
             assert backend.device_name(index) == names[index], "device_name gave another's name"
             assert _total(backend, index) == totals[index], "memory_info gave another's numbers"
+            for dtype, known in dtypes.items():
+                assert backend.supports_dtype(dtype) is known, "supports_dtype differs"
+            if lack is not None:
+                assert backend.is_out_of_memory(lack) is True, "is_out_of_memory differs"
             tensor = subject.put(torch.full((64,), float(number)), index)
             assert subject.is_on(tensor, index), f"asked for {index}, is on {tensor.device}"
             backend.synchronize(index)
@@ -193,6 +203,16 @@ def test_DEV_014_no_faulty_member(backend: DeviceBackend) -> None:
     for name in ("driver_version", "why_unavailable"):
         words: object = getattr(backend, name)()
         assert isinstance(words, str), f"{name}() returned {words!r}"
+
+
+def _lack(subject: Subject) -> BaseException | None:
+    """The device's own error when memory lacks, where it is one that is recognised."""
+    try:
+        torch.empty(1 << 50, dtype=torch.uint8, device=subject.device(subject.indices[0]))
+    except Exception as error:  # noqa: BLE001 - whichever the device raises
+        plain = error.with_traceback(None)
+        return plain if subject.backend.is_out_of_memory(plain) is True else None
+    return None
 
 
 def _total(backend: DeviceBackend, index: int) -> int | None:

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import gc
+from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
@@ -19,7 +21,15 @@ _LARGE = 400_000
 
 
 @pytest.mark.parametrize(
-    "order", ["new then new", "older last", "default first", "default last", "from a thread"]
+    "order",
+    [
+        "new then new",
+        "older last",
+        "default first",
+        "default last",
+        "default last, elsewhere",
+        "from a thread",
+    ],
 )
 def test_STR_004_wait_for_kernel(subject: Subject, index: int, order: str) -> None:
     """Work after `wait_event` sees the results of the work that the event marks.
@@ -36,6 +46,7 @@ def test_STR_004_wait_for_kernel(subject: Subject, index: int, order: str) -> No
         "older last": (newer, older),
         "default first": (default, newer),
         "default last": (newer, default),
+        "default last, elsewhere": (newer, default),
         "from a thread": (older, newer),
     }[order]
     backend.synchronize(index)
@@ -45,7 +56,10 @@ def test_STR_004_wait_for_kernel(subject: Subject, index: int, order: str) -> No
         event = in_thread(lambda: backend.record_event(first))
     else:
         event = backend.record_event(first)
-    backend.wait_event(then, event)
+    # Which stream is current where it is asked to wait is no matter.
+    elsewhere = backend.use_stream(older) if order.endswith("elsewhere") else nullcontext()
+    with elsewhere:
+        backend.wait_event(then, event)
     with backend.use_stream(then):
         found = subject.fetch(result + 1)
     backend.synchronize(index)
@@ -228,7 +242,7 @@ def test_STR_016_synchronize_event(subject: Subject, index: int) -> None:
     for stream in (backend.new_stream(index), backend.current_stream(index)):
         with backend.use_stream(stream):
             copy = subject.fetch(work.run(), non_blocking=True)
-        event = backend.record_event(stream)
+        event = in_thread(partial(backend.record_event, stream))
         backend.synchronize_event(event)
         assert torch.equal(copy, work.pattern), "the result is not there"
         assert is_done(event), "the event is not done"

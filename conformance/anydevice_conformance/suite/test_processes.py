@@ -23,10 +23,11 @@ def test_PRO_001_set_device(subject: Subject) -> None:
     Fix: have `set_device` call what your runtime calls its current device.
     """
     backend = subject.backend
-    before = backend.current_device()
+    before, usual = backend.current_device(), torch.get_default_device()
     try:
         for index in [*subject.indices, *subject.indices[:1]]:
             backend.set_device(index)
+            assert torch.get_default_device() == usual, "set_device changed torch's default device"
             made = torch.ones(2, device=subject.type)
             assert subject.is_on(made, index), f"after set_device({index}), made on {made.device}"
             bare = subject.backend.move(torch.ones(2), torch.device(subject.type, index))

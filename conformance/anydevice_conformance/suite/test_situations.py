@@ -24,7 +24,7 @@ from anydevice_conformance.subject import Subject
 #: Bytes of host memory that an allocator may keep of tensors of a mebibyte that came and went.
 _SPARE: Final = 3 << 20
 #: How often in a row something must grow to be a leak.
-_ROUNDS: Final = 3
+_ROUNDS: Final = 6
 
 
 def test_DEV_004_device(subject: Subject, index: int) -> None:

@@ -122,6 +122,7 @@ def test_STR_007_streams_are_apart(subject: Subject, index: int) -> None:
 
         def short(free: object = free, small: torch.Tensor = small) -> None:
             with backend.use_stream(free):
+                backend.record_event(free)
                 found = subject.fetch(subject.put(small, index) + 1)
             assert torch.equal(found, small + 1), "the short work is wrong"
 
