@@ -373,6 +373,10 @@ def kills(rank, size, folder, most):
 
 def _forked(work):
     """Run in a child; return the signal that ended it."""
+    return _ended(_start(work))
+
+
+def _start(work):
     child = os.fork()
     if not child:
         try:
@@ -381,6 +385,10 @@ def _forked(work):
             traceback.print_exc()
             os._exit(1)
         os._exit(0)
+    return child
+
+
+def _ended(child):
     _, status = os.waitpid(child, 0)
     assert not os.WIFEXITED(status) or os.WEXITSTATUS(status) == 0, status
     return os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
@@ -447,23 +455,49 @@ def _found_in(folder, way):
     return weight, sorted(path.name for path in place.iterdir())
 
 
-def killed_between_ranks(rank, size, folder, victim, moment):
-    """Save, and save again: a rank is killed at its ``moment``-th file operation or meeting."""
+def killed_between_ranks(rank, size, folder, cases, ports):
+    """For each case save, and save again, where one rank is killed at a file operation or meeting.
+
+    Each case is a process of its own on each rank, forked from this one, which has started nothing.
+    Returns what ended it, or what it was told.
+    """
     os.fsync = lambda file: None
-    a, model, _ = _small(f"{folder}/run", "whole")
+    notes, children, signals = [], [], []
+    for number, ((way, victim, moment), port) in enumerate(zip(cases, ports, strict=True)):
+        os.environ["MASTER_PORT"] = str(port)
+        notes.append(Path(f"{folder}/told-{number}-{rank}"))
+        dies = moment * (rank == victim)
+        where = f"{folder}/{number}"
+        children.append(_start(functools.partial(_saved_twice, where, way, dies, notes[-1])))
+        if number >= _AT_ONCE:
+            signals.append(_ended(children[number - _AT_ONCE]))
+    signals += [_ended(child) for child in children[len(signals) :]]
+    return [
+        f"signal {signal}" if signal else note.read_text()
+        for signal, note in zip(signals, notes, strict=True)
+    ]
+
+
+#: Most of their time cases wait for each other.
+_AT_ONCE = 6
+
+
+def _saved_twice(folder, way, moment, note):
+    """Save weights of 1, then of 2, and be killed meanwhile. Write down what was told."""
+    a, model, save = _small(folder, way)
     plain = a.unwrap_model(model)
     plain.weight.data.fill_(1.0)
-    save = functools.partial(a.save_state, f"{folder}/run")
     save()
     plain.weight.data.fill_(2.0)
-    if rank == victim:
+    if moment:
         _die_at(moment, a.state._partial)
     try:
         save()
         a.wait_for_everyone()
     except ProcessGroupError as error:
-        return "told", str(error)
-    return "saved", ""
+        note.write_text(str(error))
+    else:
+        note.write_text("saved")
 
 
 def _die_at(moment, state):
@@ -486,11 +520,14 @@ def _die_at(moment, state):
     type(state).meet = met  # it has slots of its own: this process ends anyhow
 
 
-def found_after(rank, size, folder):
-    """The weight that is loaded, by one process."""
-    a, model, _ = _small(f"{folder}/run", "whole")
-    a.load_state(f"{folder}/run")
-    return a.unwrap_model(model).weight.unique().tolist()
+def found_after(rank, size, folder, ways):
+    """The weights that one process loads after each case."""
+    found = []
+    for number, way in enumerate(ways):
+        a, model, _ = _small(f"{folder}/{number}", way)
+        a.load_state(None if way == "named" else f"{folder}/{number}")
+        found.append(a.unwrap_model(model).weight.unique().tolist())
+    return found
 
 
 def adapters_alone(rank, size, folder):
