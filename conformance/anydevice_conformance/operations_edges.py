@@ -35,8 +35,7 @@ def _with_bias(dice: Dice) -> list[torch.Tensor]:
 
 def _heads(dice: Dice) -> list[torch.Tensor]:
     queries, width = dice.among(2, 5), dice.among(4, 8)
-    keys = queries + dice.among(1, 9)
-    shape = (2, 2, keys, width)
+    shape = (2, 2, queries + dice.among(1, 9), width)
     return [dice.floats(2, 2, queries, width), dice.floats(*shape), dice.floats(*shape)]
 
 
@@ -82,9 +81,7 @@ def _tied(dice: Dice) -> list[torch.Tensor]:
 
 def _nans(dice: Dice) -> list[torch.Tensor]:
     values = dice.floats(4, dice.among(5, 40))
-    values[0, 2] = math.nan
-    values[1, 0] = math.inf
-    values[2, -1] = -math.inf
+    values[0, 2], values[1, 0], values[2, -1] = math.nan, math.inf, -math.inf
     return [values]
 
 
