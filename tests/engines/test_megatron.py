@@ -8,7 +8,9 @@ import importlib.util
 
 import pytest
 from engines import megatron_ranks as ranks
+from launching import free_port
 from launching import run_ranks as launch
+from training import checkpoint_ranks
 
 from anydevice.engines import MegatronLMPlugin
 from anydevice.errors import MissingDependencyError, OptionError
@@ -294,3 +296,24 @@ def test_a_configuration_file_of_the_peer_gives_the_flags(tmp_path):
         "megatron_lm_tp_degree": 2,
         "megatron_lm_sequence_parallelism": True,
     }
+
+
+@needs_package
+def test_a_rank_that_is_killed_while_saving_is_named_and_the_last_checkpoint_is_whole(tmp_path):
+    cases = [("megatron", 0, moment) for moment in range(2, 24, 5)]
+    cases += [("megatron", 1, moment) for moment in range(1, 6, 2)]
+    ports = [free_port() for _ in cases]
+    where = str(tmp_path)
+    found = run_ranks(checkpoint_ranks.killed_between_ranks, 2, "cpu", where, cases, ports)
+    ways = [way for way, *_ in cases]
+    (weights,) = run_ranks(checkpoint_ranks.found_after, 1, "cpu", where, ways)
+    died = 0
+    for (_, victim, moment), *told, weight in zip(cases, *found, weights, strict=True):
+        assert weight in ([1.0], [2.0]), (victim, moment)
+        if told[victim].startswith("signal"):
+            died += 1
+            assert f"rank {victim}" in told[1 - victim], (victim, moment, told)
+        else:
+            assert told == ["saved", "saved"], (victim, moment)
+            assert weight == [2.0]
+    assert died >= 6

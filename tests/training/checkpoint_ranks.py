@@ -432,6 +432,8 @@ def _saved_once(folder, way):
 def _small(folder, way):
     """An accelerator, its model, and what saves in one of the ways."""
     fresh()
+    if way == "megatron":
+        return _small_megatron(folder)
     project = ProjectConfiguration(folder, automatic_checkpoint_naming=True, total_limit=1)
     a = Accelerator(cpu=True, project_config=project if way == "named" else None)
     model = a.prepare(nn.Linear(2, 2))
@@ -442,6 +444,14 @@ def _small(folder, way):
         a.wait_for_save()
 
     return a, model, save
+
+
+def _small_megatron(folder):
+    from engines import megatron_ranks
+
+    degree = int(os.environ.get("WORLD_SIZE", "1"))  # what ranks divide, one process reads whole
+    a, (model, *_) = megatron_ranks.prepared(("gpt2", {"tp_degree": degree}, {}), True)
+    return a, model, functools.partial(a.save_state, folder)
 
 
 def _found_in(folder, way):
@@ -485,10 +495,11 @@ _AT_ONCE = 6
 def _saved_twice(folder, way, moment, note):
     """Save weights of 1, then of 2, and be killed meanwhile. Write down what was told."""
     a, model, save = _small(folder, way)
-    plain = a.unwrap_model(model)
-    plain.weight.data.fill_(1.0)
+    for parameter in model.parameters():
+        parameter.data.fill_(1.0)
     save()
-    plain.weight.data.fill_(2.0)
+    for parameter in model.parameters():
+        parameter.data.fill_(2.0)
     if moment:
         _die_at(moment, a.state._partial)
     try:
@@ -526,7 +537,8 @@ def found_after(rank, size, folder, ways):
     for number, way in enumerate(ways):
         a, model, _ = _small(f"{folder}/{number}", way)
         a.load_state(None if way == "named" else f"{folder}/{number}")
-        found.append(a.unwrap_model(model).weight.unique().tolist())
+        values = torch.cat([value.flatten() for value in a.get_state_dict(model).values()])
+        found.append(values.unique().tolist())
     return found
 
 
