@@ -153,6 +153,21 @@ def starts_again(rank, size):
     return found
 
 
+def resets_the_state(rank, size):
+    """The state is made anew, on rank 0 once more than elsewhere, and the group goes on."""
+    found = []
+    for turn in range(4):
+        state = PartialState(timeout=LIMIT)
+        (told,) = {bytes(part) for part in state.meet("turn", turn, b"%d" % turn)}
+        found.append(int(told))
+        if rank == 0 and turn == 2:
+            PartialState._reset_state()
+            state = PartialState(timeout=LIMIT)
+        state.wait_for_everyone()
+        PartialState._reset_state()
+    return found
+
+
 def logs(rank, size):
     """Who logs what, with the order in which ranks wrote to one file."""
     path = os.environ["LOG_FILE"]

@@ -127,6 +127,10 @@ def test_different_calls_are_an_error_on_both_that_names_both_lines():
         assert sum(place in text for place in line_of("# WAITS")) == 1
 
 
+def test_a_state_that_is_reset_again_and_again_meets_the_other_ranks():
+    assert run_ranks(ranks.resets_the_state, 2) == [[0, 1, 2, 3]] * 2
+
+
 def test_a_rank_that_comes_too_late_is_an_error_for_all():
     first, last = run_ranks(ranks.never_comes, 2, check=False)
     assert "rank 1 did not come within 1 s" in str(first.error)

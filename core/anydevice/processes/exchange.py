@@ -97,6 +97,11 @@ class Exchange:
         """
         return self._call(call, description, b"", data)[1]
 
+    def set_limit(self, limit: datetime.timedelta) -> None:
+        """Wait so long for the others from here on."""
+        self._limit = limit
+        self._meetings.set_limit(limit)
+
     def lines(self) -> str:
         """What each rank did last: a line for each."""
         return self._meetings.lines()

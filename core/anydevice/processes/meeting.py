@@ -75,6 +75,10 @@ class Meetings:
         self._store.set(f"host/{rank}", this_process())
         atexit.register(self.leave)
 
+    def set_limit(self, limit: datetime.timedelta) -> None:
+        """Wait so long for the others from here on."""
+        self._limit = limit
+
     def meet(
         self,
         call: str,

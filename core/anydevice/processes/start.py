@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import weakref
 from typing import Any, Final
 
 import torch
@@ -62,9 +63,7 @@ def start(
         "debug": says_yes(setting("DEBUG_MODE")),
         "fork_launched": False,
         "_exchange": (
-            Exchange(store, launch.rank, launch.size, timeout or _LIMIT)
-            if several and store is not None
-            else None
+            _exchange(store, launch, timeout or _LIMIT) if several and store is not None else None
         ),
     }
 
@@ -109,6 +108,20 @@ def _launch_of_group() -> Launch:
     if (told.rank, told.size) == (rank, size):
         return told
     return Launch(rank, size, rank, size, "torch.distributed")
+
+
+#: One for as long as its group lives: another one would read what the first left in the store.
+_exchanges: Final[weakref.WeakKeyDictionary[Any, Exchange]] = weakref.WeakKeyDictionary()
+
+
+def _exchange(store: Any, launch: Launch, limit: datetime.timedelta) -> Exchange:
+    """The exchange of the process group, also where the state was reset and the group goes on."""
+    group = dist.distributed_c10d._get_default_group()
+    if group not in _exchanges:
+        _exchanges[group] = Exchange(store, launch.rank, launch.size, limit)
+    found = _exchanges[group]
+    found.set_limit(limit)
+    return found
 
 
 def _group_store() -> Any:
