@@ -33,7 +33,7 @@ def process() -> Iterator[None]:
 
     Where this system bears none, do nothing: elsewhere a process with libraries may not fork.
     """
-    if not sys.platform.startswith("linux") or _VARIABLE in os.environ:
+    if not sys.platform.startswith("linux") or os.environ.get(_VARIABLE):
         yield
         return
     with tempfile.TemporaryDirectory() as folder:
@@ -74,7 +74,7 @@ def start(
     """
     environment = dict(os.environ if environment is None else environment)
     path = environment.get(_VARIABLE)
-    if path is not None and not fresh:
+    if path and not fresh:
         from anydevice_conformance.warm_client import Forked
 
         with contextlib.suppress(OSError):  # the warm process has ended

@@ -147,7 +147,9 @@ def together(count: int, seed: int) -> str:
 def child_environment(name: str) -> dict[str, str]:
     """What makes processes that are started from this one have the mutant, too."""
     paths = [str(_STARTUP), os.environ.get("PYTHONPATH", "")]
-    return {MUTANT_VARIABLE: name, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    path = os.pathsep.join(filter(None, paths))
+    # A fork of a warm process has no mutant.
+    return {MUTANT_VARIABLE: name, "PYTHONPATH": path, "_ANYDEVICE_WARM_PROCESS": ""}
 
 
 @contextlib.contextmanager
