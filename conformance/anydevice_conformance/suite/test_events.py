@@ -187,7 +187,12 @@ def test_STR_011_events_come_and_go(subject: Subject, index: int) -> None:
     one, two = backend.new_stream(index), backend.new_stream(index)
     others = [backend.new_stream(index) for _ in range(9)]
     base = subject.put(torch.arange(700.0), index)
+    # So many at once that those that come later are likely to lie where one of them lay.
+    events = [backend.record_event(one) for _ in range(64)]
+    for event in events:
+        backend.wait_event(two, event)
     backend.synchronize(index)
+    del event, events
     for turn in range(60):
         with backend.use_stream(one):
             result = base + turn
