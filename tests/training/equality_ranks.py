@@ -7,14 +7,12 @@ import itertools
 import traceback
 
 import torch
-from training.loops import BATCH, close, fresh, make, plain_loop, prepared_loop
+from training.loops import BATCH, STEPS, close, fresh, make, plain_loop, prepared_loop
 
 PRECISIONS = ("no", "bf16", "fp16")
 #: Engines for any number of ranks from two, and those that divide them in two ways.
 ENGINES = ("ddp", "fsdp2", "tp", "pp")
 MIXED = ("hsdp", "tp+fsdp2")
-#: Steps of the optimizer: more than an epoch, also where nothing is accumulated.
-STEPS = 12
 #: Samples: a whole step of four ranks and four accumulated batches.
 COUNT = BATCH * 4 * 4
 #: What engines can be told besides.
@@ -41,7 +39,7 @@ def equal(rank, size, cpu, chosen):
             # How many processes have batches of their own; a pipeline's are as many times longer.
             groups = {"tp": 1, "tp+fsdp2": size // 2}.get(engine, size)
             batch = BATCH * size if engine == "pp" else BATCH
-            found = prepared_loop(accelerator, batch, STEPS, count=COUNT)
+            found = prepared_loop(accelerator, batch, count=COUNT)
             assert len(found[0]) == STEPS
             wanted = _wanted(BATCH * groups * accumulation, 4 if engine == "pp" else 2)
             close(found, wanted, 2e-4 if precision == "no" else 0.05)
