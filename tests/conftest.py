@@ -15,16 +15,17 @@ from anydevice.registry import get_backend
 from anydevice_conformance.simulator.testing import simulator  # noqa: F401 - a fixture
 
 _FUZZ_EXAMPLES = os.environ.get("ANYDEVICE_FUZZ_EXAMPLES")
+_IS_FIXED = _FUZZ_EXAMPLES is None or "ANYDEVICE_FUZZ_SEED" in os.environ
 
 # The same examples in each run and each worker: a test never fails by chance. hypothesis would also
 # draw constants of the modules that a worker happens to have loaded, unless it takes none for ours.
 assert callable(providers.is_local_module_file)
 providers.is_local_module_file = lambda _path: False
-settings.register_profile("fixed", derandomize=_FUZZ_EXAMPLES is None, database=None, deadline=None)
+settings.register_profile("fixed", derandomize=_IS_FIXED, database=None, deadline=None)
 settings.load_profile("fixed")
 
 # How much the readers of files are fuzzed: a few seconds always, minutes with `make fuzz`, which
-# sets the number. Other examples are drawn then each time, and a failure prints how to repeat it.
+# sets the number. Other examples are drawn then each time, except in CI, which sets a seed.
 settings.register_profile(
     "readers",
     max_examples=int(_FUZZ_EXAMPLES or 200),

@@ -14,10 +14,12 @@ from torch import nn
 from anydevice import init_empty_weights
 from anydevice.init_empty import log, operations, real_storages
 
-#: How many random programs, and from which seed: the same ones always, other ones in `make fuzz`.
+#: How many random programs, and from which seed: the same ones always, more and other ones in
+#: `make fuzz`, of which CI sets the seed.
 FUZZ = os.environ.get("ANYDEVICE_FUZZ_EXAMPLES")
 PROGRAMS = int(FUZZ) // 8 if FUZZ else 100
-FIRST = random.SystemRandom().randrange(1 << 32) if FUZZ else 0
+SEED = os.environ.get("ANYDEVICE_FUZZ_SEED", "" if FUZZ else "0")
+FIRST = int(SEED) if SEED else random.SystemRandom().randrange(1 << 32)
 
 
 def test_fuzz_all_but_parameters_equal_the_plain_build():
