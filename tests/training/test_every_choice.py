@@ -626,6 +626,12 @@ def _from_seven(accelerator, folder):
     return Path(accelerator.save_state()).name == "checkpoint_7"
 
 
+def _without_the_others(accelerator, folder):
+    with mock.patch.object(type(accelerator.state._partial), "meet") as met:
+        accelerator.save_state(str(folder / "alone"))
+    return (folder / "alone").is_dir() and not met.called
+
+
 def _on_each_machine(accelerator, folder):
     state = accelerator.state._partial
     with mock.patch.multiple(type(state), is_main_process=False, is_local_main_process=True):
@@ -670,6 +676,7 @@ LOOP = {
         "total_limit": project(1, _limited, automatic_checkpoint_naming=True),
         "iteration": project(7, _from_seven, automatic_checkpoint_naming=True),
         "save_on_each_node": project(True, _on_each_machine),
+        "save_state_alone": project(True, _without_the_others),
     },
 }
 

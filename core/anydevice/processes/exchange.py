@@ -23,6 +23,7 @@ import datetime
 import math
 import struct
 import time
+from collections.abc import Sequence
 from typing import Any, Final, NoReturn
 
 import torch
@@ -211,8 +212,7 @@ class Exchange:
                 if _is_done(work, _GRACE if gone else _LOOK):
                     return
                 if gone or late:
-                    self._meetings.stop(said)
-                    self._meetings.give_up(sorted({*gone} if gone else missing), gone, said)
+                    self._stop(sorted({*gone} if gone else missing), gone, said)
                 if time.monotonic() > notice:
                     notice = math.inf
                     self._meetings.notice(missing, said)
@@ -230,13 +230,26 @@ class Exchange:
             while not gone and time.monotonic() < deadline:
                 time.sleep(0.05)
                 gone = self._gone(said)
-            self._meetings.stop(said)
             if gone:
-                self._meetings.give_up(sorted(gone), gone, said)
+                self._stop(sorted(gone), gone, said, error)
+            lines = self.lines()
+            self._meetings.stop(said)
         raise MissingRankError(
             f"{said['call']} on rank {self._rank} of {self._size} lost the connection to another "
-            f"rank: {error!s:.300}\n{self.lines()}"
+            f"rank: {error!s:.300}\n{lines}"
         ) from error
+
+    def _stop(
+        self,
+        missing: Sequence[int],
+        gone: dict[int, str],
+        said: Said,
+        cause: Exception | None = None,
+    ) -> NoReturn:
+        # The store may end as soon as all have stopped: what the message needs of it comes first.
+        error = self._meetings.missing(missing, gone, said)
+        self._meetings.stop(said)
+        raise error from cause
 
 
 class _Packets:

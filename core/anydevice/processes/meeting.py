@@ -71,6 +71,7 @@ class Meetings:
         self._store = _c10d.PrefixStore("meetings", _own_connection(store))
         self._rank, self._size, self._limit = rank, size, limit
         self._number = self._calls = 0
+        self._has_stopped = False
         self._heard: tuple[Said, Sequence[bytes]] = ({}, [b""] * size)
         self._store.set(f"host/{rank}", this_process())
         atexit.register(self.leave)
@@ -137,7 +138,8 @@ class Meetings:
         """Tell the others that this rank makes no more calls.
 
         The store may end with this process, so it first waits for the others to have read what
-        was said at the last meeting: for those that live, and 5 seconds at most.
+        was said at the last meeting, or to have stopped too where this rank has: for those that
+        live, and 5 seconds at most.
         """
         atexit.unregister(self.leave)
         with contextlib.suppress(RuntimeError):  # the store is gone already, and so all know
@@ -152,8 +154,8 @@ class Meetings:
         if rank == self._rank or self._number == 0:
             return True
         read = f"read/{rank}"
-        if self._store.check([read]) and int(self._store.get(read)) >= self._number:
-            return True
+        if not self._has_stopped and self._store.check([read]):
+            return int(self._store.get(read)) >= self._number or bool(self.why_gone(rank))
         return bool(self.why_gone(rank))
 
     def _wait(self, keys: list[str], said: Said) -> list[bytes]:
@@ -205,7 +207,7 @@ class Meetings:
         if missing and (gone or late):
             # Whoever comes later must not believe that this rank takes part.
             self._store.set(keys[self._rank], b"gave up")
-            self.give_up(missing, gone, said)
+            raise self.missing(missing, gone, said)
 
     def why_gone(self, rank: int, number: int | None = None) -> str:
         """Why a rank will never come, to call ``number``; empty while it may, or has come."""
@@ -224,13 +226,14 @@ class Meetings:
 
     def stop(self, said: Said) -> None:
         """Tell the others that this rank waits no more, and makes no call together with them."""
+        self._has_stopped = True
         self._store.set(f"{_LEFT}/{self._rank}", f"{said['number'] - 1} gave up waiting")
 
-    def give_up(self, missing: Sequence[int], gone: dict[int, str], said: Said) -> NoReturn:
-        """Raise the error that names those who are missing, and why."""
+    def missing(self, missing: Sequence[int], gone: dict[int, str], said: Said) -> MissingRankError:
+        """The error that names those who are missing, and why."""
         late = f"did not come within {self._limit.total_seconds():g} s"
         who = ", ".join(f"rank {rank} {gone.get(rank, late)}" for rank in missing)
-        raise MissingRankError(
+        return MissingRankError(
             f"{said['call']} needs all {self._size} ranks, and {who}.\n{self.lines()}\n"
             f"{_SAME_CALLS}{self._hints()}"
         )
