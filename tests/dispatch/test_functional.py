@@ -23,7 +23,6 @@ def by_parameters(model):
     return found["0.weight"]
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # torch's own
 @pytest.mark.parametrize(
     "compute",
     [
