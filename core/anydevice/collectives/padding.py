@@ -13,7 +13,7 @@ from anydevice.errors import CollectiveMismatchError, OptionError
 from anydevice.nested import map_tensors
 from anydevice.processes import PartialState
 
-__all__ = ["CannotPadNestedTensorWarning", "pad_across_processes", "pad_input_tensors"]
+__all__ = ["CannotPadNestedTensorWarning", "pad_across_processes", "pad_input_tensors", "pad_to"]
 
 
 class CannotPadNestedTensorWarning(UserWarning):
@@ -55,7 +55,7 @@ def pad_across_processes(
     if len({len(each) for each in lengths}) > 1:
         raise CollectiveMismatchError(f"pad_across_processes: ranks bring {lengths} tensors")
     longest = iter([max(each) for each in zip(*lengths, strict=True)])
-    return map_tensors(lambda t: _pad(t, dim, next(longest), pad_index, pad_first), tensor)
+    return map_tensors(lambda t: pad_to(t, next(longest), dim, pad_index, pad_first), tensor)
 
 
 def pad_input_tensors(tensor: Any, batch_size: int, num_processes: int, dim: int = 0) -> Any:
@@ -111,9 +111,10 @@ def _length(tensor: torch.Tensor, dim: int) -> int:
     return int(tensor.shape[dim]) if -tensor.ndim <= dim < tensor.ndim else 0
 
 
-def _pad(
-    tensor: torch.Tensor, dim: int, longest: int, pad_index: int, pad_first: bool
+def pad_to(
+    tensor: torch.Tensor, longest: int, dim: int = 0, pad_index: int = 0, pad_first: bool = False
 ) -> torch.Tensor:
+    """A tensor that is so long along a dimension; one without that dimension is left alone."""
     if tensor.is_nested or not -tensor.ndim <= dim < tensor.ndim:
         return tensor
     more = longest - tensor.shape[dim]

@@ -153,10 +153,11 @@ class Meetings:
         """Whether a rank needs nothing more of what was said here; also one that is gone."""
         if rank == self._rank or self._number == 0:
             return True
-        read = f"read/{rank}"
-        if not self._has_stopped and self._store.check([read]):
-            return int(self._store.get(read)) >= self._number or bool(self.why_gone(rank))
-        return bool(self.why_gone(rank))
+        return bool(self.why_gone(rank)) or (
+            not self._has_stopped
+            and self._store.check([f"read/{rank}"])
+            and int(self._store.get(f"read/{rank}")) >= self._number
+        )
 
     def _wait(self, keys: list[str], said: Said) -> list[bytes]:
         start = look = time.monotonic()

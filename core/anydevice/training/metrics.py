@@ -10,6 +10,7 @@ import torch
 from anydevice.collectives import gather
 from anydevice.collectives.describing import describe
 from anydevice.collectives.gathering import exchange_objects
+from anydevice.collectives.padding import pad_to
 from anydevice.data import PreparedLoader, Round, current_iteration
 from anydevice.errors import OptionError
 from anydevice.nested import iter_tensors, map_tensors
@@ -90,7 +91,7 @@ def _uneven(state: PartialState, data: Any, same: int, known: Round | None = Non
     told = state.meet("gather_for_metrics", described, json.dumps(mine).encode())
     order = list(zip(*map(json.loads, told), strict=True))
     longest = iter([max(lengths) for lengths in order])
-    padded = gather(map_tensors(lambda t: _pad(t, next(longest)), data))
+    padded = gather(map_tensors(lambda t: pad_to(t, next(longest)), data))
     rows = iter(order)
 
     def real(tensor: torch.Tensor) -> torch.Tensor:
@@ -105,12 +106,6 @@ def _uneven(state: PartialState, data: Any, same: int, known: Round | None = Non
         return torch.cat(kept)
 
     return map_tensors(real, padded)
-
-
-def _pad(tensor: torch.Tensor, length: int) -> torch.Tensor:
-    if not tensor.dim() or len(tensor) == length:
-        return tensor
-    return torch.cat([tensor, tensor.new_zeros(length - len(tensor), *tensor.shape[1:])])
 
 
 def _objects(state: PartialState, data: Any, known: Round | None, same: int) -> list[Any]:
