@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import collections
 import json
-import subprocess
-import sys
+import os
 from pathlib import Path
 
 import psutil
@@ -15,7 +14,7 @@ from mutation.harmless import HARMLESS
 from mutation.rules import chosen, made, member_of
 
 from anydevice import registry
-from anydevice_conformance import simulator
+from anydevice_conformance import simulator, warm
 from anydevice_conformance.catalogue import load_catalogue
 from anydevice_conformance.specification import load_specification
 
@@ -24,25 +23,38 @@ pytestmark = [
     pytest.mark.xdist_group("gallery"),  # and once, not in each worker
 ]
 
-ENGINE = Path(__file__).with_name("mutation")
-
-
-def tried(folder, *options):
-    """Run the engine once; its outcomes by mutant."""
-    file = folder / "outcomes.json"
-    command = [sys.executable, str(ENGINE), *options, "--json", str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    return {outcome["mutant"]: outcome for outcome in json.loads(file.read_text())}
+HERE = str(Path(__file__).parent)
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory):
+def tried(tmp_path_factory, _warm_variables):
+    """A function that runs the engine once; its outcomes by mutant."""
+
+    def run(*options):
+        folder = tmp_path_factory.mktemp("outcomes")
+        file, path = folder / "outcomes.json", os.environ.get("PYTHONPATH", "")
+        here = {"PYTHONPATH": os.pathsep.join(filter(None, [HERE, path]))}
+        with (folder / "log").open("wb") as log:
+            engine = warm.start(
+                "mutation",
+                [*options, "--json", str(file)],
+                environment={**os.environ, **_warm_variables, **here},
+                output=log,
+            )
+            code = engine.wait()
+        assert code == 0, (folder / "log").read_text()[-4000:]
+        return {outcome["mutant"]: outcome for outcome in json.loads(file.read_text())}
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def outcomes(tried):
     """What became of the gallery; all of it in one warm process."""
     options = ["--gallery"]
     if psutil.virtual_memory().available < 12 << 30:
         options.append("--small")
-    return tried(tmp_path_factory.mktemp("gallery"), *options)
+    return tried(*options)
 
 
 @pytest.mark.parametrize("name", [m.name for m in gallery().values() if not m.crash])
@@ -72,8 +84,8 @@ def test_every_mutant_says_what_it_is():
     assert [m.name for m in gallery().values() if not m.story] == []
 
 
-def test_many_faults_at_once_never_pass(tmp_path):
-    found = tried(tmp_path, "--together", "40", "--count", "3", "--quick")
+def test_many_faults_at_once_never_pass(tried):
+    found = tried("--together", "40", "--count", "3", "--quick")
     assert len(found) == 3
     for outcome in found.values():
         assert len(outcome["mutant"].split("+")) == 40

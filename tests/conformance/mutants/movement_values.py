@@ -165,7 +165,7 @@ class BytesIn32Bits(Move):
     def instead(self, tensor: torch.Tensor, device: torch.device, non_blocking: bool) -> MaybeMoved:
         if tensor.nbytes < 1 << 32 or tensor.device == device:
             return None
-        moved = torch.zeros(tensor.shape, dtype=tensor.dtype, device=device)
+        moved = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
         count = (tensor.nbytes & 0xFFFFFFFF) // tensor.itemsize
         moved.view(-1)[:count] = tensor.view(-1)[:count].to(device)
         return moved

@@ -1,6 +1,7 @@
-"""Children of the checks as forks of the warm process: a new one imports torch for two seconds.
+"""Children of the checks as forks: a new interpreter imports torch for two seconds.
 
-Only for tasks that do not ask what a new process is like.
+Tasks that do not ask what a new process is like are forks of the trial; the others are forks of the
+warm process, which has touched no device.
 """
 
 from __future__ import annotations
@@ -10,14 +11,22 @@ import os
 import signal
 import sys
 import traceback
+from pathlib import Path
 from typing import Any, Final
 
-from anydevice_conformance import children
+from anydevice_conformance import children, warm
 
-__all__ = ["start"]
+__all__ = ["start", "use_warm_process"]
 
 _FORKED: Final = ("collective", "count", "hold")
+_HERE: Final = str(Path(__file__).parents[1])
 _spawned = children.start
+_warm: dict[str, str] = {}
+
+
+def use_warm_process() -> None:
+    """Have tasks that need a new process be forks of the warm process that there is now."""
+    _warm.update({k: v for k, v in os.environ.items() if k == warm._VARIABLE})
 
 
 def start(
@@ -25,7 +34,12 @@ def start(
 ) -> Any:
     """As `children.start`."""
     if task not in _FORKED:
-        return _spawned(task, device_type, environment, **args)
+        if environment or not _warm:  # a library may read its variables as it is loaded
+            return _spawned(task, device_type, environment, **args)
+        words = [task, device_type, json.dumps(args)]
+        path = os.pathsep.join(filter(None, [_HERE, os.environ.get("PYTHONPATH")]))
+        here = {**os.environ, **_warm, "PYTHONPATH": path}
+        return warm.start("mutation.anew", words, environment=here)
     return _Forked(task, device_type, environment or {}, args)
 
 

@@ -49,7 +49,8 @@ PRELOADED = (
 
 #: What the mutants are tried on.
 MACHINE: dict[str, Any] = {"devices": 2, "memory": ["64MiB", "96MiB"], "mode": "lazy"}
-BIG_MACHINE: dict[str, Any] = {"devices": 1, "memory": "5GiB", "mode": "lazy"}
+#: Pages that nothing is written to cost neither memory nor time.
+BIG_MACHINE: dict[str, Any] = {"devices": 1, "memory": "5GiB", "mode": "lazy", "poison": False}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,12 +61,14 @@ class Trial:
         mutant: its name.
         choose: says of a check's name how early it is run; None for not at all.
         first: stop at the first failure.
+        examples: how many of each law are tried; None for its ordinary number.
         seconds: after which it is taken to hang.
     """
 
     mutant: str | None
     choose: Callable[[str], int | None]
     first: bool = True
+    examples: int | None = None
     seconds: float = 120.0
 
 
@@ -185,6 +188,7 @@ class _Loop:
         assert record.backend is not None
         self._session.subject = Subject(record, record.backend, here.quick)
         self._session.subject.shrinking = False  # that a fault shows is enough
+        self._session.subject.count = trial.examples
         self._session.journal = _Piped(pipe)
         places = [(trial.choose(check_name(item)), item) for item in items]
         chosen = [p for p in places if p[0] is not None]
