@@ -1,0 +1,118 @@
+"""Compares what an operator gave on the device with what it gave on the host."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+from torch.utils import _pytree as pytree
+
+__all__ = ["assert_alike"]
+
+#: What rounding may make of a result, in proportion to the largest one beside it. Half of the
+#: operators have roots or exponentials in them: float64 needs no more than float32's digits.
+_ALLOWED: Final = {
+    torch.float64: 1e-5,
+    torch.complex128: 1e-5,
+    torch.float32: 8e-3,
+    torch.complex64: 8e-3,
+    torch.float16: 4e-2,
+    torch.complex32: 4e-2,
+    torch.bfloat16: 2e-1,
+}
+_PARTS: Final = {
+    torch.complex32: torch.float16,
+    torch.complex64: torch.float32,
+    torch.complex128: torch.float64,
+}
+#: And so many times the rounding of the host's own result.
+_OF_THE_HOSTS: Final = 8.0
+
+
+def assert_alike(name: str, found: Any, plain: Any, wide: Any, is_gradient: bool) -> None:
+    """Compare results, which may be tensors in lists, or numbers.
+
+    Args:
+        name: of the operator.
+        found: the device's, on the host.
+        plain: the host's.
+        wide: the host's with twice the digits; None for none.
+        is_gradient: whether they are gradients, whose roundings add up.
+
+    Raises:
+        AssertionError: they differ by more than rounding makes.
+    """
+    founds, plains = pytree.tree_leaves(found), pytree.tree_leaves(plain)
+    wides = pytree.tree_leaves(wide) if wide is not None else plains
+    if len(wides) != len(plains):
+        wides = plains
+    assert len(founds) == len(plains), f"{name} gave {len(founds)} results, not {len(plains)}"
+    for one, other, exact in zip(founds, plains, wides, strict=True):
+        if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+            _assert_tensor(name, one, other, exact, 4.0 if is_gradient else 1.0)
+        elif isinstance(other, int | bool):
+            assert one == other, f"{name} gave {one}, not {other}"
+
+
+def _assert_tensor(
+    name: str, found: torch.Tensor, plain: torch.Tensor, wide: Any, loose: float
+) -> None:
+    assert found.dtype is plain.dtype, f"{name} gave {found.dtype}, not {plain.dtype}"
+    assert found.shape == plain.shape, f"{name} gave {tuple(found.shape)}, not {tuple(plain.shape)}"
+    found, plain = (t.detach().resolve_conj().resolve_neg() for t in (found, plain))
+    allowed = _ALLOWED.get(plain.dtype)
+    if allowed is None:
+        assert torch.equal(_bits(found), _bits(plain)), f"{name}: {_difference(found, plain)}"
+        return
+    if not isinstance(wide, torch.Tensor) or wide.shape != plain.shape:
+        wide = plain
+    got, near, exact = (_parts(t) for t in (found, plain, wide.detach().to(_wider(plain.dtype))))
+    rounded = exact.to(_plain_dtype(plain.dtype)).double()
+    sure = (near.isnan() == rounded.isnan()) & (near.isinf() == rounded.isinf())
+    wrong = sure & ((got.isnan() != near.isnan()) | (near.isinf() & (got != near)))
+    assert not wrong.any(), f"{name}: {_difference(got, near, wrong)}"
+    finite = sure & near.isfinite() & exact.isfinite()
+    near, exact = (torch.where(finite, t, torch.zeros_like(t)) for t in (near, exact))
+    error = torch.where(finite, (got - exact).abs(), torch.zeros_like(exact))
+    error = error.nan_to_num(torch.inf, torch.inf)
+    most = max(float(near.abs().max()), torch.finfo(plain.dtype).tiny) if near.numel() else 0.0
+    limit = allowed * loose * most + _OF_THE_HOSTS * (near - exact).abs()
+    wrong = error > limit
+    assert not wrong.any(), f"{name}: {_difference(got, exact, wrong)}, of up to {most:.4g}"
+
+
+def _wider(dtype: torch.dtype) -> torch.dtype:
+    return torch.complex128 if dtype.is_complex else torch.float64
+
+
+def _plain_dtype(dtype: torch.dtype) -> torch.dtype:
+    """That of a number's parts."""
+    return _PARTS.get(dtype, dtype)
+
+
+def _parts(tensor: torch.Tensor) -> torch.Tensor:
+    """Numbers in float64; of complex ones both parts."""
+    if tensor.is_complex():
+        return torch.view_as_real(tensor.resolve_conj().contiguous()).double()
+    return tensor.double()
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """What equality is seen by: 8-bit floats have none of their own."""
+    return tensor.float() if tensor.is_floating_point() else tensor
+
+
+def _difference(
+    found: torch.Tensor, wanted: torch.Tensor, wrong: torch.Tensor | None = None
+) -> str:
+    if wrong is None:
+        wrong = _bits(found) != _bits(wanted)
+    places = wrong.nonzero()
+    if not len(places):
+        return "NaN in other places"
+    first = tuple(places[0].tolist())
+    at = f" at {list(first)}" if first else ""
+    return (
+        f"{len(places)} wrong of {wanted.numel()};{at} {found[first].item():.6g} "
+        f"for {wanted[first].item():.6g}"
+    )
