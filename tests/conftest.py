@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
 from anydevice.registry import get_backend
+from anydevice_conformance.simulator import install
 from anydevice_conformance.simulator.testing import simulator  # noqa: F401 - a fixture
 
 _FUZZ_EXAMPLES = os.environ.get("ANYDEVICE_FUZZ_EXAMPLES")
@@ -38,6 +39,12 @@ settings.register_profile(
 def _one_thread():
     """Small tensors on few cores: torch's own threads would only get in each other's way."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _simulator_before_any_backward():
+    """Torch's autograd engine knows only the devices that are there at its first backward."""
+    install()
 
 
 @pytest.fixture

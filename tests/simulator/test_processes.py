@@ -228,3 +228,24 @@ def test_an_old_torch_is_refused(monkeypatch):
     monkeypatch.setattr(torch, "__version__", "2.8.0")
     with pytest.raises(package.SimulatorUnavailableError, match=r"needs torch 2\.11 or later"):
         build.load_extension()
+
+
+MORE_DEVICES = """
+import torch
+from anydevice_conformance import simulator
+
+def gradient(device):
+    x = torch.ones(2, device=device, requires_grad=True)
+    x.sum().backward()
+    return x.grad.tolist()
+
+simulator.configure(devices=1)
+gradient("sim")
+simulator.configure(devices=16)
+print(gradient("sim:15"), torch.accelerator.device_count())
+"""
+
+
+def test_a_later_machine_may_have_more_devices():
+    """Torch's autograd engine makes its queues once, at a process's first backward."""
+    assert run_python("-c", MORE_DEVICES, check=True).stdout == "[1.0, 1.0] 16\n"

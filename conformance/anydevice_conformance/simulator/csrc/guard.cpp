@@ -28,13 +28,14 @@ SimStream* stream_of(const c10::Stream& s) { return stream_at(s.device_index(), 
 struct SimGuard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return kDeviceType; }
 
-  // Devices.
-  DeviceIndex deviceCount() const noexcept override {
-    return static_cast<DeviceIndex>(config().devices);
-  }
+  // Devices. Torch's autograd engine asks once, at the first backward, and makes a queue for each:
+  // a later machine may have more.
+  DeviceIndex deviceCount() const noexcept override { return kMaxDevices; }
   Device getDevice() const override { return device_at(current_device()); }
   void setDevice(Device d) const override {
-    if (d.has_index()) set_current_device(d.index());
+    // The engine's threads set the devices that there are not yet, too. What uses a device checks it.
+    if (d.index() >= kMaxDevices) check_device(d.index());
+    if (d.has_index()) set_current_device_unchecked(d.index());
   }
   void uncheckedSetDevice(Device d) const noexcept override {
     if (d.has_index()) set_current_device_unchecked(d.index());

@@ -13,7 +13,7 @@ namespace {
 struct Hooks final : at::PrivateUse1HooksInterface {
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return true; }
-  bool hasPrimaryContext(DeviceIndex) const override { return true; }
+  bool hasPrimaryContext(DeviceIndex d) const override { return d < deviceCount(); }
   void init() const override {}
 
   DeviceIndex deviceCount() const override { return static_cast<DeviceIndex>(config().devices); }
