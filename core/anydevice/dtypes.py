@@ -44,7 +44,7 @@ def dtype_bits(dtype: DtypeLike) -> int:
             width that they name, though torch itself still gives each a whole byte.
 
     Raises:
-        ModelError: the name tells no width.
+        ModelError: the name has no width.
     """
     if isinstance(dtype, torch.dtype):
         if dtype in PACKED_BITS:
@@ -68,7 +68,7 @@ def dtype_byte_size(dtype: DtypeLike) -> float:
         dtype: see `DtypeLike`.
 
     Raises:
-        ModelError: the name tells no width.
+        ModelError: the name has no width.
 
     Example:
         >>> import torch

@@ -75,7 +75,7 @@ class ModelError(AnyDeviceError, ValueError):
 
 
 class UnplacedWeightError(ModelError, RuntimeError):
-    """A weight is not on the device that needs it, and could not be brought there."""
+    """A weight is not on the device that needs it, and could not be loaded there."""
 
 
 class DoesNotFitError(AnyDeviceError, RuntimeError):

@@ -1,7 +1,7 @@
 """Moving the weights of a model: all of them, or none.
 
 First every value is made on its new device. When all are there, they are put into the model, which
-can no longer fail. So a device that runs out of memory on the way, or an interrupt, leaves the
+can no longer fail. So a device that runs out of memory before that, or an interrupt, leaves the
 model as it was.
 """
 
@@ -40,7 +40,7 @@ class Relocation:
 
         Args:
             weight: knows the device that it is to be stored on.
-            value: what it shall hold; by default what it holds now.
+            value: what it is to hold; by default what it holds now.
 
         Raises:
             ModelError: it is on meta, and no value is given.

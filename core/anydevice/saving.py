@@ -16,7 +16,7 @@ from anydevice.errors import OptionError
 from anydevice.processes import PartialState
 from anydevice.tensors import send_to_device
 
-__all__ = ["clean_state_dict_for_safetensors", "load", "save"]
+__all__ = ["clean_state_dict_for_safetensors", "load", "replacing", "save"]
 
 
 def save(
@@ -57,7 +57,7 @@ def save(
     if not isinstance(f, (str, os.PathLike)):
         torch.save(obj, f)
         return
-    with _replacing(Path(f)) as path:
+    with replacing(Path(f)) as path:
         if safe_serialization:
             tensors = clean_state_dict_for_safetensors(send_to_device(dict(obj), "cpu"))
             save_file(tensors, path, metadata={"format": "pt"})
@@ -119,7 +119,7 @@ def clean_state_dict_for_safetensors(state_dict: Mapping[str, Any]) -> dict[str,
 
 
 @contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path) -> Iterator[Path]:
     """A path next to ``path`` that takes its place when all went well."""
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     os.close(handle)

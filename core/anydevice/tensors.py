@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ __all__ = [
     "PLAIN_TYPES",
     "is_dense",
     "is_sharded",
+    "memory_of",
     "move_tensor",
     "send_to_device",
     "storage_address",
@@ -41,6 +43,12 @@ def _address_of_wrapper(tensor: torch.Tensor) -> int:
 
 #: Without it, a Python object is made for each storage, which costs ten times as much.
 _address: Callable[[torch.Tensor], int] = getattr(torch._C, "_storage_address", _address_of_wrapper)
+
+
+def memory_of(tensor: torch.Tensor) -> memoryview:
+    """A contiguous host tensor's memory as bytes. Valid as long as the tensor lives."""
+    array = (ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())
+    return memoryview(array).cast("B")
 
 
 def move_tensor(

@@ -34,7 +34,7 @@ class Ties:
     """Numbers the distinct tensors of a model: tied ones, met later, get the number of the first.
 
     Two tensors are tied when they are the same object or the same view of one storage, on meta too.
-    Views of different parts of a storage are not tied. The tensors must stay alive meanwhile.
+    Views of different parts of a storage are not tied. The tensors must stay alive.
     """
 
     def __init__(self) -> None:
@@ -200,7 +200,7 @@ class Weight:
         """Let the tensor hold a value, device and all; a Parameter stays the same object.
 
         Args:
-            value: what it shall hold.
+            value: what it is to hold.
             gradients: by the id of a Parameter, what its gradient is on the value's device; by
                 default gradients are moved there.
 
@@ -220,7 +220,7 @@ class Weight:
         for slot, before in zip(self.slots[1:], held[1:], strict=True):
             if before is old:
                 slot.put(new)
-            else:  # another Parameter over the same memory: so it shall stay
+            else:  # another Parameter over the same memory stays one
                 exchange(slot, new, gradients.get(id(before)))
 
     def check_value(self) -> None:

@@ -160,7 +160,7 @@ def exchange(slot: Slot, value: torch.Tensor, gradient: torch.Tensor | None = No
 
     Args:
         slot: where the tensor stands.
-        value: what it shall hold.
+        value: what it is to hold.
         gradient: its gradient on the value's device; by default that which it has is moved there.
     """
     old = slot.get()
@@ -202,7 +202,7 @@ def _swap(old: torch.Tensor, value: torch.Tensor, requires_grad: bool) -> None:
     """Exchange what the two Python objects stand for: across device types, and from meta.
 
     `torch.utils.swap_tensors` does so too, but refuses a tensor that an autograd graph or a weak
-    reference holds. Here the object lives on as the same Parameter, so a weak reference shall go on
+    reference holds. Here the object stays the same Parameter, so a weak reference must go on
     pointing to it, and a graph keeps what it had; only its backward is stopped, as the gradient
     could not reach the Parameter any more.
     """

@@ -43,7 +43,6 @@ def requests_for(checkpoint, device, dtype=None, names=None):
     place = parse_device(device)
     return {
         name: Request(
-            name,
             info,
             place,
             dtype if dtype is not None and info.dtype.is_floating_point else info.dtype,

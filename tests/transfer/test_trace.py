@@ -10,7 +10,7 @@ import pytest
 from anydevice import profile_transfers
 from anydevice.errors import OptionError
 from anydevice.transfer.chrome_trace import trace_events
-from anydevice.transfer.profile import Span
+from anydevice.transfer.profile import Span, TransferProfile
 
 #: What the format's description asks of the events that are written here.
 _NUMBER = {"type": "integer", "minimum": 0}
@@ -93,8 +93,11 @@ def test_a_trace_of_real_transfers(sim, make, x, tmp_path):
 
 def test_spans_that_overlap_get_rows_of_their_own():
     times = [(0.0, 3.0), (1.0, 2.0), (2.5, 4.0), (3.0, 5.0), (6.0, None)]
-    spans = [Span(str(i), "foo:0", "compute", begin=b, end=e) for i, (b, e) in enumerate(times)]
-    spans.append(Span("other", "foo:1", "link", begin=0.0, end=1.0))
+    profile = TransferProfile()
+    spans = [
+        Span(str(i), "foo:0", "compute", profile, begin=b, end=e) for i, (b, e) in enumerate(times)
+    ]
+    spans.append(Span("other", "foo:1", "link", profile, begin=0.0, end=1.0))
     events = trace_events(spans)
     jsonschema.validate({"traceEvents": events}, SCHEMA)
     found = {e["name"]: (e["pid"], e["tid"]) for e in events if e["ph"] == "X"}

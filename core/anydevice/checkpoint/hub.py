@@ -141,17 +141,13 @@ class _Fetcher:
         return Path(folder)
 
     def _not_found(self, error: Exception) -> CheckpointNotFoundError:
+        from huggingface_hub import constants
+
         at = f" at revision {self.revision!r}" if self.revision else ""
-        offline = " (HF_HUB_OFFLINE is set)" if _is_offline() else ""
+        offline = " (HF_HUB_OFFLINE is set)" if constants.HF_HUB_OFFLINE else ""
         reason = str(error)[:400].rstrip(".")
         return CheckpointNotFoundError(
             f"cannot get {self.repo_id!r}{at} from the Hub{offline}, and it is no file or folder "
             f"here: {type(error).__name__}: {reason}. Check the name and the revision; a private "
             "repository needs a token; without a network, huggingface_hub's cache must have it."
         )
-
-
-def _is_offline() -> bool:
-    from huggingface_hub import constants
-
-    return bool(constants.HF_HUB_OFFLINE)

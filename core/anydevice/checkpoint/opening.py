@@ -50,24 +50,31 @@ def open_checkpoint(
         (2, 3)
     """
     require_text(revision=revision, variant=variant, subfolder=subfolder)
-    text = _as_text(checkpoint)
-    if _exists(text):
-        path = os.path.join(text, subfolder) if subfolder else text
-        if not _exists(path):
-            raise CheckpointNotFoundError(f"{text} has no subfolder {subfolder!r}")
+    text, path = _find(checkpoint, subfolder)
+    if path is not None:
         if variant and not os.path.isdir(path):
             _require_variant(path, variant)
         return uninterrupted(lambda: FileCheckpoint(find_local(path, variant)))
-    _require_repo_id(text)
     folder = download(text, revision=revision, variant=variant, token=token, subfolder=subfolder)
     return uninterrupted(lambda: FileCheckpoint(find_local(str(folder), variant)))
 
 
-def _as_text(checkpoint: str | os.PathLike[str]) -> str:
+def _find(checkpoint: str | os.PathLike[str], subfolder: str | None) -> tuple[str, str | None]:
+    """The path or name as text; and its subfolder's path, or None for the name of a repository."""
     try:
-        return os.fsdecode(checkpoint)
+        text = os.fsdecode(checkpoint)
     except TypeError:
         raise OptionError(f"checkpoint={checkpoint!r}: a path is needed, or a name") from None
+    if not _exists(text):
+        if is_repo_id(text):
+            return text, None
+        raise CheckpointNotFoundError(
+            f"no checkpoint at {text!r}: no such file or folder, and not the name of a repository"
+        )
+    path = os.path.join(text, subfolder) if subfolder else text
+    if not _exists(path):
+        raise CheckpointNotFoundError(f"{text} has no subfolder {subfolder!r}")
+    return text, path
 
 
 def _exists(path: str) -> bool:
@@ -119,13 +126,9 @@ def fetch_checkpoint(
         >>> fetch_checkpoint(".")
         PosixPath('.')
     """
-    text = _as_text(path_or_repo)
-    if _exists(text):
-        path = Path(text, subfolder) if subfolder else Path(text)
-        if not path.exists():
-            raise CheckpointNotFoundError(f"{text} has no subfolder {subfolder!r}")
-        return path
-    _require_repo_id(text)
+    text, path = _find(path_or_repo, subfolder)
+    if path is not None:
+        return Path(path)
     return download(
         text,
         revision=revision,
@@ -136,10 +139,3 @@ def fetch_checkpoint(
         cache_dir=cache_dir,
         local_files_only=local_files_only,
     )
-
-
-def _require_repo_id(text: str) -> None:
-    if not is_repo_id(text):
-        raise CheckpointNotFoundError(
-            f"no checkpoint at {text!r}: no such file or folder, and not the name of a repository"
-        )

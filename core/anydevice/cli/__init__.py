@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import difflib
 import importlib
 import importlib.metadata
 import os
@@ -91,9 +90,8 @@ def _parse_and_run(command: str, words: list[str]) -> int:
     points = list(importlib.metadata.entry_points(group=COMMAND_GROUP))
     names = [*_COMMANDS, *_ALIASES, *(point.name for point in points)]
     if command and not command.startswith("-") and command not in names:
-        close = difflib.get_close_matches(command, names, 1, 0.6)
-        hint = f"did you mean {close[0]!r}?" if close else "anydevice --help lists them."
-        print(f"anydevice: there is no command {command!r}: {hint}", file=sys.stderr)
+        hint = suggest(command, names) or "; anydevice --help lists them"
+        print(f"anydevice: there is no command {command!r}{hint}", file=sys.stderr)
         return _USAGE
     parser = _parser(command, points)
     args, unknown = parser.parse_known_args(_prepared(command, words))

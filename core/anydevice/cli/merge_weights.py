@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from safetensors.torch import save_file
 
 from anydevice.checkpoint import open_checkpoint
 from anydevice.cli.network import cache_only_when_unreachable
 from anydevice.cli.text import shows_progress, size_text
 from anydevice.errors import CheckpointError, OptionError
+from anydevice.saving import replacing
 from anydevice.text import parse_bytes
 
 __all__ = ["merge_weights", "register"]
@@ -191,13 +193,13 @@ def _open_distributed(folder: Path) -> tuple[dict[str, int], Reader]:
 def _divide(names: Mapping[str, int], limit: int | None) -> list[list[str]]:
     """Names in order, in groups of at most ``limit`` bytes."""
     shards: list[list[str]] = [[]]
-    room = limit
+    used = 0
     for name, size in names.items():
-        if room is not None and limit is not None and size > room and shards[-1]:
+        if limit is not None and used + size > limit and shards[-1]:
             shards.append([])
-            room = limit
+            used = 0
         shards[-1].append(name)
-        room = None if room is None else room - size
+        used += size
     return shards
 
 
@@ -221,17 +223,11 @@ def _files(output: Path, count: int, safe: bool) -> tuple[Path, list[Path]]:
 
 def _write(path: Path, tensors: dict[str, torch.Tensor], safe: bool) -> None:
     """Write next to the place and rename, so that a file with that name is whole."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
+    with replacing(path) as partial:
         if safe:
-            from safetensors.torch import save_file
-
-            save_file(_unshared(tensors), str(partial), metadata={"format": "pt"})
+            save_file(_unshared(tensors), partial, metadata={"format": "pt"})
         else:
             torch.save(tensors, partial)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _unshared(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -45,7 +45,7 @@ def _is_cached(repo_id: str) -> bool:
 
 @contextlib.contextmanager
 def cache_only_when_unreachable(path_or_repo: str) -> Iterator[None]:
-    """Meanwhile huggingface_hub looks in its cache alone, if the Hub cannot be reached.
+    """While it lasts, huggingface_hub uses only its cache, if the Hub cannot be reached.
 
     Raises:
         CheckpointNotFoundError: nothing has this name: no file, no folder, and no repository that

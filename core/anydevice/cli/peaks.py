@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 
 from anydevice import registry
@@ -26,7 +27,7 @@ def peak_rows() -> Iterator[tuple[str, str]]:
         try:
             peak = registry.get_backend(device).peak_memory_allocated(device.index or 0)
         except NotImplementedError:
-            yield str(device), "not told by the device"
+            yield str(device), "not counted by the device"
         else:
             yield str(device), size_text(peak)
     yield f"process (pid {os.getpid()})", f"{size_text(_peak_rss())} resident"
@@ -44,7 +45,5 @@ def _peak_rss() -> int | None:
         import resource
     except ImportError:
         return int(info.rss)
-    import sys
-
     factor = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * factor

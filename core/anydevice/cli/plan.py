@@ -135,7 +135,7 @@ def _plan(
 
     The cache of a layer is planned as a buffer of it: it is on the device that runs the layer,
     which for an offloaded layer is the main device, as the planner does with buffers; where the
-    main device is too small for that, it rests with the layer.
+    main device is too small for that, it is stored with the layer.
     """
     add_caches(model, running)
     options: dict[str, Any] = {} if disk is None else {"disk": read_bytes(disk, f"--disk {disk}")}

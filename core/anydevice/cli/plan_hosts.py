@@ -49,7 +49,7 @@ class HostsRequest:
         budgets: of the devices of each host, by the planner's keys; None for those of this machine.
         activations: bytes that a forward needs on each device beside weights and cache.
         cache: bytes of keys and values of one layer.
-        disk: whether weights may rest on the disks.
+        disk: whether weights may be stored on the disks.
     """
 
     name: str
@@ -97,7 +97,7 @@ def plan_hosts(
     """
     if config is None:
         raise ModelError(
-            f"{request.name}: --hosts needs a config.json: it tells in what order modules run"
+            f"{request.name}: --hosts needs a config.json: it says in what order modules run"
         )
     for name in ("hosts", "microbatches"):
         if getattr(request, name) < 1:
@@ -201,11 +201,8 @@ def _tables(
 
 
 def _value(name: str, value: float) -> str:
-    return f"{value:.0%}" if name.startswith("bubble") else _time_text(value)
-
-
-def _time_text(seconds: float) -> str:
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds / 1e-6:.3g} us"
+    """A figure for a person: a part of the time, or seconds."""
+    if name.startswith("bubble"):
+        return f"{value:.0%}"
+    unit, size = next(((u, s) for u, s in (("s", 1.0), ("ms", 1e-3)) if value >= s), ("us", 1e-6))
+    return f"{value / size:.3g} {unit}"

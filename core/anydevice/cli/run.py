@@ -1,4 +1,4 @@
-"""``anydevice run``: the main job on one model, with what it did told on the way."""
+"""``anydevice run``: the main job on one model, with a report of each step."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def read_running(
     width = getattr(text, "hidden_size", None)
     if not (count and heads and width):
         raise ModelError(
-            f"{args.model}: --batch and --context need a config that tells layers, heads and "
+            f"{args.model}: --batch and --context need a config that has layers, heads and "
             "hidden size"
         )
     layers = _layers(model, count)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -15,16 +15,9 @@ from anydevice.devices import DeviceLike
 from anydevice.dispatch.models import HookOptions, hook_placed
 from anydevice.dispatch.storing import prepare_storing
 from anydevice.loading.load import LoadRequest, load_placed
-from anydevice.loading.match import Plan, dtypes_once_loaded
+from anydevice.loading.match import Plan
 from anydevice.loading.options import DEFAULT_BUFFER_BYTES
-from anydevice.placement import (
-    Headroom,
-    PlacementOptions,
-    ResolvedPlacement,
-    check_form,
-    place_model,
-)
-from anydevice.ties import Weight, list_weights
+from anydevice.placement import Headroom, ResolvedPlacement
 from anydevice.weights import require_module
 
 __all__ = ["load_checkpoint_and_dispatch"]
@@ -138,6 +131,17 @@ def load_checkpoint_and_dispatch(
             "allow_missing": allow_missing,
         },
         finding={"revision": revision, "variant": variant, "token": token, "subfolder": subfolder},
+        device_map=device_map,
+        placing={
+            "max_memory": max_memory,
+            "no_split_module_classes": no_split_module_classes,
+            "offload_buffers": offload_buffers,
+            "fallback_allocation": fallback_allocation,
+            "headroom": headroom,
+            "disk": disk,
+            "prefetch": prefetch_depth != 0,
+        },
+        main_device=main_device,
         broadcast_from_rank0=broadcast_from_rank0,
         progress=progress,
     )
@@ -149,39 +153,13 @@ def load_checkpoint_and_dispatch(
         prefetch_depth,
         force_hooks,
     )
-    placing = functools.partial(
-        PlacementOptions,
-        max_memory,
-        no_split_module_classes,
-        offload_buffers=offload_buffers,
-        fallback_allocation=fallback_allocation,
-        headroom=headroom,
-        disk=disk,
-    )
-
-    def check() -> None:
-        hooking(), placing()
-        if device_map is not None:
-            check_form(device_map)
-
     if device_map is None:
-        load_placed(model, request, check, lambda _source: list_weights(model))
+        load_placed(model, request, check=hooking)
         return model
     resolved: list[ResolvedPlacement] = []
 
-    def place(source: Checkpoint) -> Sequence[Weight]:
-        weights = list_weights(model)
-        options = placing(
-            dtype=request.casting.dtype,
-            special_dtypes=dtypes_once_loaded(weights, source, request.casting),
-            prefetch=hooking().prefetch_depth > 0,
-        )
-        resolved[:] = [place_model(model, device_map, options, main_device, weights)]
-        return weights
-
     def prepare_rest(plan: Plan) -> Callable[[], None]:
         """Move what the checkpoint does not hold, such as some buffers, and hook the model."""
-        weights = resolved[0].weights
         loaded = {(id(s.module), s.name) for t in plan.targets for s in t.slots}
         # Counters that begin on meta are made where they are to be.
         loaded |= {
@@ -189,7 +167,11 @@ def load_checkpoint_and_dispatch(
             for s, _ in plan.counters
             if (tensor := s.get()) is not None and tensor.is_meta
         }
-        rest = [w for w in weights if not any((id(s.module), s.name) in loaded for s in w.slots)]
+        rest = [
+            w
+            for w in resolved[0].weights
+            if not any((id(s.module), s.name) in loaded for s in w.slots)
+        ]
         moves = prepare_storing(rest, offload_dir=offload_folder)
 
         def put() -> None:
@@ -198,6 +180,8 @@ def load_checkpoint_and_dispatch(
 
         return put
 
-    report = load_placed(model, request, check, place, prepare_rest)
+    report = load_placed(
+        model, request, check=hooking, placed=resolved.append, prepare_rest=prepare_rest
+    )
     model.__dict__["anydevice_load_report"] = report
     return model

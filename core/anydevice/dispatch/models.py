@@ -12,7 +12,7 @@ from torch import nn
 
 from anydevice.devices import Device, DeviceLike
 from anydevice.dispatch.optimizers import check_optimizers
-from anydevice.dispatch.storing import prepare_storing, store_weights
+from anydevice.dispatch.storing import prepare_storing
 from anydevice.hooks import AlignDevicesHook
 from anydevice.hooks.cpu_offload import CpuOffload
 from anydevice.hooks.execution_plan import ExecutionPlan
@@ -73,7 +73,7 @@ def dispatch_model(
         main_device: where offloaded modules run, and the model's own code; by default the first
             accelerator of the map, else the host.
         state_dict: values for weights that are stored on the host; by default they keep theirs.
-        offload_dir: where weights bound for the disk are written, unless they are views of a file
+        offload_dir: where weights for the disk are written, unless they are views of a file
             already; or where they have been offloaded to.
         offload_index: weight names to where each is in ``offload_dir``; by default the index there.
         offload_buffers: whether buffers of offloaded modules are stored with the parameters; by
@@ -81,7 +81,7 @@ def dispatch_model(
         skip_keys: keys of mappings, or names of keyword arguments, that are not moved between
             devices. By default what a transformers model declares.
         preload_module_classes: classes whose modules are loaded as a whole before their forward,
-            for modules that use weights of their parts without calling these. Seldom needed.
+            for modules that use weights of their parts without calling these. Rarely needed.
         force_hooks: attach hooks though all is on one device.
         max_memory: budgets, where ``device_map`` is a word such as ``"auto"``.
         no_split_module_classes: classes of blocks that are placed, and loaded, as a whole;
@@ -238,7 +238,7 @@ def dispatch_offloaded(
     resolved = place_model(model, {"": device}, placing, execution)
 
     def dispatch() -> nn.Module:
-        store_weights(resolved.weights, state_dict, offload_dir)
+        prepare_storing(resolved.weights, state_dict, offload_dir).commit()
         _remove_old_hooks(model)
         _hook_model(model, resolved, HookOptions(preload=preload or ()))
         for _, module in iter_modules(model):

@@ -24,7 +24,7 @@ def cpu_offload(
     state_dict: Mapping[str, torch.Tensor] | None = None,
     preload_module_classes: list[str] | None = None,
 ) -> nn.Module:
-    """Keep all parameters in host memory, and bring each block to a device for its forward.
+    """Keep all parameters in host memory, and load each block onto a device for its forward.
 
     Args:
         model: changed in place.
@@ -65,7 +65,7 @@ def disk_offload(
     offload_buffers: bool = False,
     preload_module_classes: list[str] | None = None,
 ) -> nn.Module:
-    """Keep all parameters in a file, mapped into memory, and bring each block to a device in turn.
+    """Keep all parameters in a file, mapped into memory, and load each block onto a device in turn.
 
     Args:
         model: changed in place.
@@ -107,7 +107,7 @@ def cpu_offload_with_hook(
     execution_device: DeviceLike | None = None,
     prev_module_hook: UserCpuOffloadHook | None = None,
 ) -> tuple[nn.Module, UserCpuOffloadHook]:
-    """Keep a model on the host until it runs; then on a device until it is told to leave.
+    """Keep a model on the host until it runs; then on a device until it is sent back.
 
     For pipelines in which several models take turns, each perhaps many times before the next.
 

@@ -21,17 +21,7 @@ from anydevice.sizes import allocated_bytes, tensor_bytes
 from anydevice.text import format_bytes, list_some
 from anydevice.ties import Weight
 
-__all__ = ["check_memory", "explain_lack", "prepare_storing", "store_weights"]
-
-
-def store_weights(
-    weights: Sequence[Weight],
-    state_dict: Mapping[str, torch.Tensor] | None = None,
-    offload_dir: str | os.PathLike[str] | None = None,
-    offload_index: Mapping[str, Any] | None = None,
-) -> None:
-    """Move weights to their devices; see `prepare_storing`."""
-    prepare_storing(weights, state_dict, offload_dir, offload_index).commit()
+__all__ = ["check_memory", "explain_lack", "prepare_storing"]
 
 
 def prepare_storing(
@@ -132,7 +122,7 @@ def check_memory(weights: Sequence[Weight]) -> None:
         free = _free(device)
         if free is not None and size > free:
             raise DoesNotFitError(
-                f"weights of {format_bytes(size)} are bound for {device}, which has "
+                f"weights of {format_bytes(size)} are placed on {device}, which has "
                 f"{format_bytes(free)} free. Give the map less for it, or a budget: "
                 f"max_memory={{'{device}': '{format_bytes(free)}'}}"
             )
@@ -151,7 +141,7 @@ def _given(
     offload_dir: str | os.PathLike[str] | None,
     offload_index: Mapping[str, Any] | None,
 ) -> dict[int, torch.Tensor]:
-    """Values that weights shall have in place of their own."""
+    """Values that weights get in place of their own."""
     values: dict[int, torch.Tensor] = {}
     for weight in weights:
         if weight.device.is_accelerator and not weight.tensor.is_meta:

@@ -19,7 +19,7 @@ from anydevice.relocation import Relocation
 from anydevice.sizes import tensor_bytes
 from anydevice.tensors import move_tensor
 from anydevice.text import format_bytes
-from anydevice.ties import Weight, gather_weights
+from anydevice.ties import gather_weights
 from anydevice.weights import iter_slots, require_module
 
 __all__ = ["get_state_dict_from_offload", "get_state_dict_offloaded_model", "undispatch"]
@@ -30,7 +30,7 @@ _MARKS = ("hf_device_map", "anydevice_placement")
 
 @torch.inference_mode(False)
 def undispatch(model: nn.Module, device: DeviceLike = "cpu") -> nn.Module:
-    """Bring a dispatched model to one device, as an ordinary model without hooks.
+    """Move a dispatched model to one device, as an ordinary model without hooks.
 
     Weights on disk are read into memory. Parameters stay the same objects.
 
@@ -65,7 +65,8 @@ def undispatch(model: nn.Module, device: DeviceLike = "cpu") -> nn.Module:
 def _bring_back(model: nn.Module, place: Device) -> None:
     weights = gather_weights(iter_slots(model), lambda _name, _slot: place)
     check_memory(weights)
-    coming = [w for w in weights if place == CPU and _comes_to_memory(w)]
+    coming = [w for w in weights if place == CPU and not w.tensor.is_meta]
+    coming = [w for w in coming if not w.is_there or backing_of(w.tensor) is not None]
     needed = sum(tensor_bytes(w.tensor) for w in coming)
     free = registry.measure_memory(CPU.type).free
     if needed > free:
@@ -142,8 +143,3 @@ def get_state_dict_from_offload(
         if full in state_dict:
             state_dict[full] = move_tensor(value, place)
     return state_dict
-
-
-def _comes_to_memory(weight: Weight) -> bool:
-    tensor = weight.tensor
-    return not tensor.is_meta and (not weight.is_there or backing_of(tensor) is not None)

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-from anydevice.devices import CPU, Device, DeviceLike
+from anydevice.devices import CPU, Device, DeviceLike, parse_device
 from anydevice.errors import ModelError
 from anydevice.hooks.aliases import find_aliases
 from anydevice.hooks.aligned_calls import AlignedCalls
+from anydevice.hooks.base import hooks_of
 from anydevice.hooks.code_search import runs_in_backward
 from anydevice.hooks.failures import STRIPPED
 from anydevice.hooks.forward import HOOK
 from anydevice.hooks.moving import allow_moves, refuse_moves
-from anydevice.hooks.storing import settle, store_on_host
 from anydevice.modules import own_device
-from anydevice.relocation import Relocation
+from anydevice.relocation import Relocation, move_weights
 from anydevice.ties import gather_weights
 from anydevice.transfer import Engine, OffloadGroup
 from anydevice.weights import Slot, iter_modules, iter_slots, scales_weight
@@ -106,7 +106,7 @@ class AlignDevicesHook(AlignedCalls):
         Args:
             execution: where the module runs; None leaves inputs alone.
             regrouping: called when the structure of the module has changed.
-            passes: the engine that is told where calls of the whole model begin and end.
+            passes: the engine that is notified where calls of the whole model begin and end.
             io_same_device: see the class.
             skip_keys: see the class.
         """
@@ -123,7 +123,7 @@ class AlignDevicesHook(AlignedCalls):
         self.simplify()
         if self.passes is not None:
             register: Any = module.register_load_state_dict_pre_hook
-            self._loading = register(settle)
+            self._loading = register(_settle)
             refuse_moves(module)
         if self._regrouping is not None or (self.execution_device is None and not self.offload):
             return module
@@ -199,10 +199,8 @@ class AlignDevicesHook(AlignedCalls):
         Raises:
             ModelError: other code than anydevice removes the hooks of a dispatched model.
         """
-        if self.passes is not None and HOOK in module.__dict__:
-            held = module.__dict__[HOOK]
-            if self in getattr(held, "hooks", (held,)):
-                raise ModelError(STRIPPED.format(type(module).__name__))
+        if self.passes is not None and self in hooks_of(module):
+            raise ModelError(STRIPPED.format(type(module).__name__))
         self.group = None
         self._aliases = self._watched = ()
         if self._loading is not None:
@@ -213,6 +211,24 @@ class AlignDevicesHook(AlignedCalls):
             self.passes.close()  # a model without hooks needs no buffers of its engine
             self.passes = None
         if self.resident_buffers and not any(HOOK in p.__dict__ for _, p in iter_modules(module)):
-            store_on_host(module, self.resident_buffers)
+            _store_on_host(module, self.resident_buffers)
             self.resident_buffers = frozenset()
         return module
+
+
+def _settle(module: nn.Module, *_args: Any) -> None:
+    """Before values are loaded into page-locked weights: what still reads the old has to end."""
+    for hook in hooks_of(module):
+        if isinstance(hook, AlignDevicesHook) and hook.passes is not None:
+            hook.passes.settle()
+
+
+def _store_on_host(module: nn.Module, buffers: Collection[str]) -> None:
+    """Move buffers to the host; not those that are tied to a tensor that belongs elsewhere."""
+
+    def stored(name: str, slot: Slot) -> Device:
+        tensor = slot.get()
+        return CPU if name in buffers or tensor is None else parse_device(tensor.device)
+
+    weights = gather_weights(iter_slots(module), stored)
+    move_weights([w for w in weights if w.device == CPU and not w.tensor.is_meta])

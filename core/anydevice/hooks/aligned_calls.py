@@ -15,7 +15,7 @@ from anydevice.hooks.aliases import Alias
 from anydevice.hooks.backward import prepare_backward
 from anydevice.hooks.base import ModelHook
 from anydevice.hooks.cross_device import Alignment
-from anydevice.hooks.execution import are_there, execute
+from anydevice.hooks.execution import are_there, execute, step_on
 from anydevice.hooks.failures import explain_failure
 from anydevice.hooks.resumable import RESUMABLE, Call, resume
 from anydevice.hooks.types import Args, Forward, Kwargs
@@ -153,10 +153,7 @@ class AlignedCalls(ModelHook):
         input_device: torch.device | None,
     ) -> Any:
         """Run a forward that returned before its body has run."""
-
-        def step(function: Forward, value: Any) -> Any:
-            return execute(self._device, sent, alignment, function, (value,), {})
-
+        step = partial(step_on, self._device, sent, alignment)
         finish = partial(self._finish, module, input_device)
         return resume(body, Call(self._hold, step, finish))
 

@@ -97,11 +97,11 @@ def attach_align_device_hook(
         module: changed in place.
         execution_device: where it runs; the device of its first weight by default.
         offload: whether the weights are stored on the host outside of forwards.
-        weights_map: full names to host tensors that the offloaded weights shall hold.
+        weights_map: full names to host tensors that the offloaded weights are set to.
         offload_buffers: whether buffers are stored on the host too.
         module_name: the module's full name, which begins the names in ``weights_map``.
         skip_keys: keys of mappings that are not moved.
-        preload_module_classes: classes whose modules are brought as a whole before their forward.
+        preload_module_classes: classes whose modules are loaded as a whole before their forward.
         tied_params_map: accepted for compatibility; ties hold without it.
 
     Raises:
@@ -118,7 +118,7 @@ def attach_align_device_hook(
     """
     attach_align_device_hook_on_blocks(
         module,
-        execution_device if execution_device is not None else own_device(module),
+        execution_device,
         offload,
         weights_map,
         offload_buffers,
@@ -146,11 +146,11 @@ def attach_align_device_hook_on_blocks(
         module: changed in place.
         execution_device: one device, or full names of blocks to devices.
         offload: one answer, or full names of blocks to answers.
-        weights_map: full names to host tensors that the offloaded weights shall hold.
+        weights_map: full names to host tensors that the offloaded weights are set to.
         offload_buffers: whether buffers of offloaded blocks are stored on the host too.
         module_name: the module's full name.
         skip_keys: keys of mappings that are not moved.
-        preload_module_classes: classes whose modules are brought as a whole before their forward.
+        preload_module_classes: classes whose modules are loaded as a whole before their forward.
         tied_params_map: accepted for compatibility; ties hold without it.
 
     Raises:

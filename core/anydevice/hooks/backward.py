@@ -4,7 +4,7 @@ Most of backward needs no module: autograd has saved what it needs. Two kinds of
 module again: `torch.utils.checkpoint` runs a function a second time, and the ``backward`` of a
 `torch.autograd.Function` may use a weight by the module that owns it. By then the forward is over,
 and the weights are stored where they belong. For modules that name such code in their forward, the
-weights are brought again for that part of backward.
+weights are loaded again for that part of backward.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def prepare_backward(
     inputs: Any,
     output: Any,
 ) -> None:
-    """Have backward through a forward's graph bring the weights where it needs them.
+    """Have backward through a forward's graph load the weights where it needs them.
 
     Args:
-        group: the weights; None where no weight has to be brought.
+        group: the weights; None where no weight has to be loaded.
         device: where the module runs.
         alignment: see `Alignment`.
         inputs: arguments of the forward, as it got them.
@@ -47,7 +47,7 @@ def prepare_backward(
     given = [t for t in iter_tensors(inputs) if t.requires_grad]
     made = [t for t in iter_tensors(output) if t.grad_fn is not None]
     for node in _own_functions(made, given):
-        node._forward_cls = _Brought(node._forward_cls, group, device, alignment)
+        node._forward_cls = _Onloaded(node._forward_cls, group, device, alignment)
     if group is not None and group.is_entered:
         span = _Span(group)
         for tensor in made:
@@ -66,14 +66,14 @@ def _own_functions(made: list[torch.Tensor], given: list[torch.Tensor]) -> list[
             continue
         seen.add(node)
         kind = getattr(node, "_forward_cls", None)
-        if kind is not None and not isinstance(kind, _Brought):
+        if kind is not None and not isinstance(kind, _Onloaded):
             found.append(node)
         todo += [following for following, _ in node.next_functions]
     return found
 
 
-class _Brought:
-    """Stands for a `torch.autograd.Function` in a node: its backward has the weights at hand."""
+class _Onloaded:
+    """Stands for a `torch.autograd.Function` in a node: its backward has the weights loaded."""
 
     vjp = staticmethod(torch.autograd.Function.vjp)
 

@@ -10,10 +10,11 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from anydevice.hooks.forward import HOOK
 from anydevice.hooks.resumable import RESUMABLE, Call, resume
 from anydevice.hooks.types import Args, Forward, Kwargs
 
-__all__ = ["ModelHook", "SequentialHook"]
+__all__ = ["ModelHook", "SequentialHook", "hooks_of"]
 
 
 class ModelHook:
@@ -155,6 +156,14 @@ class SequentialHook(ModelHook):
         for hook in self.hooks:
             module = hook.detach_hook(module)
         return module
+
+
+def hooks_of(module: nn.Module) -> tuple[ModelHook, ...]:
+    """The hooks of a module, in order; none where it has no hook."""
+    hook: ModelHook | None = module.__dict__.get(HOOK)
+    if hook is None:
+        return ()
+    return tuple(hook.hooks) if isinstance(hook, SequentialHook) else (hook,)
 
 
 def _run_plain(

@@ -22,8 +22,8 @@ from anydevice.weights import Slot, exchange, iter_modules, iter_slots
 __all__ = ["LayerwiseCastingHook", "attach_layerwise_casting_hooks"]
 
 
-#: Layers whose weights bear a smaller dtype. Norms, their statistics, and parameters that a model
-#: multiplies itself do not.
+#: Layers whose weights may be stored in a smaller dtype: not norms, their statistics, or parameters
+#: that a model multiplies itself.
 SAFE_LAYERS = (
     nn.Linear,
     nn.Bilinear,
@@ -37,7 +37,7 @@ SAFE_LAYERS = (
 class LayerwiseCastingHook(ModelHook):
     """Keeps the floating-point weights of a module in one dtype, and computes with them in another.
 
-    Of a module with parts, only the weights of layers that bear it are cast: linear layers,
+    Of a module with parts, only the weights of layers that tolerate it are cast: linear layers,
     convolutions, embeddings and attention. A layer that has the hook itself is cast, whatever its
     class. The weights lose precision, once, when the hook is attached; memory is saved from then
     on. Removing the hook leaves them in the storage dtype.
@@ -77,7 +77,7 @@ class LayerwiseCastingHook(ModelHook):
     def run_forward(self, module: nn.Module, forward: Forward, args: Args, kwargs: Kwargs) -> Any:
         """Run the forward with the weights in the compute dtype.
 
-        It is done here and not in `pre_forward`, so that a hook that brings weights to a device is
+        It is done here and not in `pre_forward`, so that a hook that loads weights to a device is
         always around it.
         """
         tensors = (slot.get() for _, slot in _slots(module))
@@ -114,7 +114,7 @@ def attach_layerwise_casting_hooks(
 ) -> None:
     """Keep the weights of a model's layers in a small dtype, and compute in a larger one.
 
-    Only layers that bear it are cast: see `LayerwiseCastingHook`.
+    Only layers that tolerate it are cast: see `LayerwiseCastingHook`.
 
     Args:
         module: the model; changed in place.
@@ -162,7 +162,7 @@ def attach_layerwise_casting_hooks(
         done.add(id(part))
         whole = is_whole(name, part)
         children = [(n, c) for n, c in part._modules.items() if c is not None and not whole]
-        if not children and _layers(part, told=False):
+        if not children and _layers(part, asked=False):
             hook = LayerwiseCastingHook(storage_dtype, compute_dtype, non_blocking)
             add_hook_to_module(part, hook, append=True)
         return [(f"{name}.{n}" if name else n, child) for n, child in children]
@@ -175,12 +175,12 @@ def attach_layerwise_casting_hooks(
     uninterrupted(attach)
 
 
-def _layers(module: nn.Module, told: bool = True) -> list[tuple[str, nn.Module]]:
+def _layers(module: nn.Module, asked: bool = True) -> list[tuple[str, nn.Module]]:
     """The modules below one (and itself) whose own weights are cast, with their names.
 
-    Where the user has put the hook there (``told``), a module without parts is cast in any case.
+    Where the user has put the hook there (``asked``), a module without parts is cast in any case.
     """
-    if told and not module._modules:
+    if asked and not module._modules:
         return [("", module)]
     found, safe = [], set()
     for name, part in iter_modules(module):  # parents come first

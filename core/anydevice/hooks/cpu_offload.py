@@ -38,8 +38,8 @@ class _Presence:
 class CpuOffload(ModelHook):
     """Keeps a model on the host until its forward, then on a device until it is sent back.
 
-    The forward of any part of it brings it too, such as when ``vae.decode`` calls ``vae.decoder``.
-    The host's copy is kept meanwhile, so that sending back copies only what was changed.
+    The forward of any part loads the whole model, such as when ``vae.decode`` calls
+    ``vae.decoder``. The host's copy is kept, so that sending back copies only what was changed.
 
     Args:
         execution_device: where the model runs; by default the first accelerator, else the host.
@@ -91,26 +91,26 @@ class CpuOffload(ModelHook):
 
     def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Args, Kwargs]:
         """Offload the previous model; load this one and its inputs onto the device."""
-        self.bring(module)
+        self.onload(module)
         args = send_to_device(args, self._device)
         return args, send_to_device(kwargs, self._device)
 
     def run_forward(self, module: nn.Module, forward: Forward, args: Args, kwargs: Kwargs) -> Any:
         """Run a call with the model and its inputs on the device."""
-        self.bring(module)
+        self.onload(module)
         return run_on(self._device, module, forward, args, kwargs)
 
-    def bring(self, module: nn.Module) -> None:
-        """Send the previous model back, and bring this one."""
+    def onload(self, module: nn.Module) -> None:
+        """Send the previous model back, and load this one."""
         if self.prev_module_hook is not None and self.prev_module_hook.hook is not self:
             self.prev_module_hook.offload()
         # Weights outlive the inference mode that they may be called in, and count their changes.
         with torch.inference_mode(False):
-            self._bring([w for w in _weights(module, self._device) if not w.is_there])
+            self._onload([w for w in _weights(module, self._device) if not w.is_there])
         self._presence.is_entered = True
 
-    def _bring(self, weights: list[Weight]) -> None:
-        """Queue the copies of all weights together; the device may still compute meanwhile."""
+    def _onload(self, weights: list[Weight]) -> None:
+        """Queue the copies of all weights together; the device may still be computing."""
         for weight in weights:
             weight.check_value()
         page_lock([w.tensor for w in weights if w.tensor.device == CPU.torch], self._device)
@@ -145,7 +145,7 @@ class CpuOffload(ModelHook):
 
 
 class _CpuOffloadPart(ModelHook):
-    """Brings the whole model when a part of it is called by itself.
+    """Loads the whole model when a part of it is called by itself.
 
     Args:
         whole: the model's hook.
@@ -163,7 +163,7 @@ class _CpuOffloadPart(ModelHook):
         """Run a call with the model and the inputs on the device."""
         model = self._model()
         if model is not None and not self.whole._presence.is_entered:
-            self.whole.bring(model)
+            self.whole.onload(model)
         return run_on(self.whole._device, module, forward, args, kwargs)
 
 

@@ -146,7 +146,7 @@ class _State:
     """The state of this thread before a forward. Restoring it twice does no harm.
 
     Args:
-        mode: the innermost mode, which may be taken off meanwhile.
+        mode: the innermost mode, which may be removed in between.
     """
 
     def __init__(self, mode: TorchFunctionMode | None = None) -> None:

@@ -18,8 +18,8 @@ class ExecutionPlan:
     Attributes:
         execution: a module's full name to where it runs; None for one whose parts decide.
         main: where a module runs whose parts decide, as far as its own weights are concerned.
-        blocks: full names of modules that are brought as a whole.
-        preload: class names of modules that are brought as a whole however large.
+        blocks: full names of modules that are loaded as a whole.
+        preload: class names of modules that are loaded as a whole however large.
         stored: full name and slot of a weight to where it is stored by plan.
         limits: most bytes of one group, by device; no limit by default.
         skip_keys: see `AlignDevicesHook`.

@@ -31,7 +31,7 @@ def explain_failure(
     """Raise a better error where weights on another device are the reason of one.
 
     Raises:
-        UnplacedWeightError: weights of the module are elsewhere, and nothing brings them.
+        UnplacedWeightError: weights of the module are elsewhere, and no hook loads them.
     """
     if "device" in str(error) and not isinstance(error, UnplacedWeightError):
         stray = _stray(module, target, group)
@@ -42,16 +42,16 @@ def explain_failure(
 def _stray(
     module: nn.Module, target: torch.device | None, group: OffloadGroup | None
 ) -> list[tuple[str, torch.device]]:
-    """Weights of the module that are not where it runs, and that nothing brings there."""
+    """Weights of the module that are not where it runs, and that no hook loads there."""
     if target is None:
         return []
-    brought = {id(t) for t in group.tensors()} if group is not None else set()
+    loaded = {id(t) for t in group.tensors()} if group is not None else set()
     return [
         (name, tensor.device)
         for name, slot in iter_slots(module)
         if (tensor := slot.get()) is not None
         and tensor.device != target
-        and id(tensor) not in brought
+        and id(tensor) not in loaded
     ]
 
 

@@ -168,14 +168,14 @@ class HookedForward(OfModule):
 
 
 class PartForward(HookedForward):
-    """`forward` of a module whose weights are brought for the forward of a module around it.
+    """`forward` of a module whose weights are loaded for the forward of a module around it.
 
     The compiler traces it as the module's own forward where these weights are there already, so
     that a block is one graph although its parts are hooked too.
 
     Args:
         module: the module.
-        group: the weights; any object that tells whether they are there.
+        group: the weights; any object that knows whether they are there.
     """
 
     def __init__(self, module: nn.Module, group: _Presence) -> None:

@@ -1,8 +1,8 @@
 """Dividing a placed model into groups of weights that move together, and hooking its modules.
 
 Given where each module runs and where its weights are stored now, every weight that is stored
-elsewhere belongs to one group, which is brought for the forward of the largest module that may be
-brought as a whole:
+elsewhere belongs to one group, which is loaded for the forward of the largest module that may be
+loaded as a whole:
 
 - a block that must not be split, where it fits the memory reserved for weights in transit;
 - else a module without blocks in it that is no larger than the largest block;

@@ -85,7 +85,7 @@ def _on_module(parent: nn.Module, _name: str, module: nn.Module | None) -> None:
             f"torch.nn.DataParallel cannot replicate this {type(module).__name__}: "
             f"{f'its module {hooked}' if hooked else 'it'} has hooks, which would run the "
             "original's weights in every replica. It is on its devices already: call it without "
-            'DataParallel; or bring it to one device by anydevice.undispatch(model, "device:0") '
+            'DataParallel; or move it to one device by anydevice.undispatch(model, "device:0") '
             "first."
         )
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from anydevice.hooks.base import ModelHook, SequentialHook
+from anydevice.hooks.base import ModelHook, SequentialHook, hooks_of
 from anydevice.hooks.forward import HOOK, ORIGINAL, HookedForward, OwnForward, own_forward
 from anydevice.hooks.other_processes import prepare_torch
 from anydevice.interrupts import uninterrupted
@@ -48,18 +48,13 @@ def add_hook_to_module(module: nn.Module, hook: ModelHook, append: bool = False)
 def _add_hook(module: nn.Module, hook: ModelHook, append: bool) -> nn.Module:
     prepare_torch()
     state = module.__dict__
-    old = state.get(HOOK)
-    if old is not None and append:
-        module = hook.init_hook(module)
-        hooks = old.hooks if type(old) is SequentialHook else (old,)
-        state[HOOK] = SequentialHook(*hooks, hook)
-        state["forward"] = HookedForward(module)
-        return module
-    if old is not None:
+    if not append:
         remove_hook_from_module(module)
+    before = hooks_of(module)
     module = hook.init_hook(module)
-    state[HOOK] = hook
-    state[ORIGINAL] = own_forward(module)
+    state[HOOK] = SequentialHook(*before, hook) if before else hook
+    if not before:
+        state[ORIGINAL] = own_forward(module)
     state["forward"] = HookedForward(module)
     return module
 
@@ -110,7 +105,7 @@ def remove_hook_from_submodules(module: nn.Module) -> None:
 
     What is left is an ordinary model, with the same Parameters as ever, ties and all. Weights that
     were offloaded are host tensors, and buffers that were kept on a device for them join them
-    there; `anydevice.undispatch` also brings all to one device.
+    there; `anydevice.undispatch` also moves all to one device.
 
     Args:
         module: the module; changed in place.
@@ -129,15 +124,12 @@ def remove_hook_from_submodules(module: nn.Module) -> None:
 
 def remove_matching_hooks(module: nn.Module, matches: Callable[[ModelHook], bool]) -> None:
     """Remove those hooks of one module that match."""
-    hook: ModelHook | None = module.__dict__.get(HOOK)
-    if hook is None:
-        return
-    hooks = hook.hooks if isinstance(hook, SequentialHook) else (hook,)
-    kept = [h for h in hooks if not matches(h)]
+    hooks = hooks_of(module)
+    kept = [hook for hook in hooks if not matches(hook)]
     if not kept:
         remove_hook_from_module(module)
     elif len(kept) < len(hooks):
         module.__dict__[HOOK] = SequentialHook(*kept) if len(kept) > 1 else kept[0]
         for gone in hooks:
-            if matches(gone):
+            if gone not in kept:
                 gone.detach_hook(module)

@@ -1,4 +1,4 @@
-"""Looking at hooked modules, and having their weights at hand outside of a forward."""
+"""Looking at hooked modules, and loading their weights outside of a forward."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from torch import nn
 
 from anydevice.devices import DeviceLike, parse_device
 from anydevice.hooks.align import AlignDevicesHook
-from anydevice.hooks.base import ModelHook, SequentialHook
-from anydevice.hooks.forward import HOOK
+from anydevice.hooks.base import hooks_of
 from anydevice.transfer import Engine
 from anydevice.weights import iter_modules
 
@@ -19,9 +18,7 @@ __all__ = ["align_hook_of", "align_module_device", "has_offloaded_params"]
 
 def align_hook_of(module: nn.Module) -> AlignDevicesHook | None:
     """The module's `AlignDevicesHook`, also where it is one of several; None without one."""
-    hook: ModelHook | None = module.__dict__.get(HOOK)
-    hooks = hook.hooks if isinstance(hook, SequentialHook) else (hook,)
-    return next((h for h in hooks if isinstance(h, AlignDevicesHook)), None)
+    return next((h for h in hooks_of(module) if isinstance(h, AlignDevicesHook)), None)
 
 
 def has_offloaded_params(module: nn.Module) -> bool:

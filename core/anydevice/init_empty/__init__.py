@@ -233,11 +233,6 @@ def _on_buffer(_module: nn.Module, _name: str, buffer: Any) -> Any:
         return move_tensor(buffer, context.device)
 
 
-@contextlib.contextmanager
-def _undisturbed(log: Log | None) -> Iterator[None]:
+def _undisturbed(log: Log | None) -> contextlib.AbstractContextManager[None]:
     """Let the operations inside go straight to torch."""
-    if log is None:
-        yield
-        return
-    with log.at_work():
-        yield
+    return contextlib.nullcontext() if log is None else log.at_work()

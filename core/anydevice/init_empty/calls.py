@@ -172,7 +172,7 @@ def _new_tensor(mode: CallMode, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _to(mode: CallMode, func: Any, args: Any, kwargs: Any) -> Any:
-    """`Tensor.to` and its kin: on the host is where a tensor of the log is; no copy is made."""
+    """`Tensor.to` and the like: a tensor of the log is on the host already; no copy is made."""
 
     def translated(here: torch.device) -> tuple[Any, Any]:
         def translate(argument: Any) -> Any:

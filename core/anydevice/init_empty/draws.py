@@ -6,10 +6,11 @@ those steps are drawn and thrown away, in pieces, so that this takes little memo
 
 [Note: marked states]
 Code may read the state of a generator and put it back later (`torch.random.fork_rng`), seed it
-again, or copy it, and torch tells nobody. So each draw that is put off leaves its generator in a
-state of its own, which no plain build has: a mark. A draw that finds a mark follows on the draw
-that left it, whichever way the mark came there; a draw that finds another state begins from that.
-The seed that a state tells (``initial_seed``) is kept.
+again, or copy it, and torch reports none of this. So each draw that is put off leaves its generator
+in a state of its own, which no plain build has: a mark. A draw that finds a mark follows on the
+draw that left it, whichever way the mark came there; a draw that finds another state begins from
+that.
+The seed of a state (``initial_seed``) is kept.
 """
 
 from __future__ import annotations
@@ -178,8 +179,9 @@ def _put_off(position: _Position) -> Iterator[_Position]:
 
 
 def _depending(position: _Position) -> list[Step]:
+    """The steps whose draws depend on data, among those put off before a position."""
     steps = [p.step for p in _put_off(position) if p.step is not None]
-    return [step for step in reversed(steps) if not _is_plain(step)]
+    return [step for step in reversed(steps) if _filled(step) is None]
 
 
 def _state(position: _Position) -> torch.Tensor:
@@ -207,13 +209,8 @@ def _state(position: _Position) -> torch.Tensor:
     return state
 
 
-def _is_plain(step: Step) -> bool:
-    """Whether what a step draws depends on nothing but the shape that it fills."""
-    return _filled(step) is not None
-
-
 def _filled(step: Step) -> View | None:
-    """What a step fills, where it does so from numbers alone."""
+    """What a step fills, where the numbers depend on nothing but the shape of that."""
     if not step.reads and len(step.results) == 1:
         return step.results[0]  # a factory
     rest = (*step.args[1:], *step.kwargs.values())

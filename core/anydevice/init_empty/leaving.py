@@ -54,7 +54,7 @@ class Entered:
         while any(mode is self._function for mode in _get_current_function_mode_stack()):  # type: ignore[no-untyped-call]
             above.append(torch._C._pop_torch_function_stack())
         for mode in reversed(above):
-            if mode is not self._function:  # one that was set for good meanwhile
+            if mode is not self._function:  # one that was set in between, to stay
                 torch._C._push_on_torch_function_stack(mode)
         taken: list[Any] = []
         while any(

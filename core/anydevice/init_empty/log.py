@@ -50,7 +50,7 @@ class Log:
         self.calls = 0
         self.has_autocast = False
         self._steps: list[Step] = []
-        #: A tensor of each storage, so that no address is used again meanwhile.
+        #: A tensor of each storage, so that no address is used again.
         self._anchors: dict[int, torch.Tensor] = {}
         self._real = RealStorages()
         self._holders = Holders()

@@ -230,7 +230,7 @@ def _assign(
 
 
 def _offload_groups(module: Any, config: Any) -> None:
-    """Keep a model on the host or the disk, and bring its blocks one after another."""
+    """Keep a model on the host or the disk, and load its blocks one after another."""
     if parse_device(config.offload_device) != CPU:
         raise OptionError(
             f"offload_device={str(config.offload_device)!r}: groups are offloaded to the host "

@@ -6,7 +6,7 @@ import importlib
 import inspect
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any, Final
 
 from anydevice.errors import MissingDependencyError
@@ -127,12 +127,7 @@ class Enabled:
     def __enter__(self) -> Enabled:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         if not self._was_enabled:
             self._integration.disable()
 

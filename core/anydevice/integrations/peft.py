@@ -2,8 +2,8 @@
 
 ``PeftModel.from_pretrained`` removes an offloaded model's hooks and dispatches it again, since its
 own hooks cannot follow a module that is replaced. anydevice's can, so the model keeps its placement
-and hooks, and the adapters rest next to the weights that they belong to. Where the caller gives
-``max_memory`` or a dict as ``device_map``, the model is placed again.
+and hooks, and the adapters are stored next to the weights that they belong to. Where the caller
+gives ``max_memory`` or a dict as ``device_map``, the model is placed again.
 
 Models that anydevice has not dispatched are left to PEFT's own functions.
 """
@@ -53,7 +53,7 @@ def patches() -> Iterator[Patch]:
     yield Patch(models, "dispatch_model", functools.wraps(dispatch)(_dispatcher(dispatch)))
     add_hook = require_function(models, "add_hook_to_module", ["module", "hook"])
     yield Patch(models, "add_hook_to_module", functools.partial(_add_hook, add_hook))
-    # Merging is done where a weight rests: it need not be brought to a device, nor written back.
+    # Merging is done where a weight is stored: no copy to a device, and none back.
     onload = require_function(tuners, "onload_layer", ["layer"])
     yield Patch(tuners, "onload_layer", functools.partial(_onload, onload))
 
@@ -91,7 +91,7 @@ def _dispatcher(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _add_hook(original: Callable[..., Any], module: Any, hook: Any, *args: Any) -> Any:
-    # The hook would bring the output to the input's device, which a dispatched model does already.
+    # The hook would move the output to the input's device, which a dispatched model does already.
     return module if is_dispatched(module) else original(module, hook, *args)
 
 

@@ -161,7 +161,7 @@ def _load(
     *others: Any,
     **options: Any,
 ) -> Any:
-    if peft.is_dispatched(model):  # an adapter is loaded: it rests next to its base, in memory
+    if peft.is_dispatched(model):  # an adapter is loaded: it is stored next to its base, in memory
         load_config = dataclasses.replace(load_config, device_map=_without_disk(model))
     mapped = load_config.device_map is not None and not load_config.disable_mmap
     if mapped and checkpoint_files and state_dict is None:

@@ -9,7 +9,6 @@ that device: that memory is filled in place, since there may be no room for both
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias, get_args
@@ -28,8 +27,8 @@ from anydevice.loading.methods import (
     give,
     gradients_of,
     is_view,
+    memory_to_fill,
     method_of,
-    request_for,
 )
 from anydevice.loading.options import LoadOptions
 from anydevice.loading.progress import Progress, touch
@@ -40,28 +39,10 @@ from anydevice.loading.sharing import separate
 from anydevice.loading.streaming import Request, stream
 from anydevice.offload_store.store import write_store
 from anydevice.tensors import move_tensor
-from anydevice.weights import Slot
 
 __all__ = ["Loading", "PrepareRest"]
 
 PrepareRest: TypeAlias = Callable[[Plan], Callable[[], None]]
-
-
-@dataclasses.dataclass
-class _Others:
-    """What a model gets besides the values of its weights.
-
-    Attributes:
-        states: modules and their extra states.
-        scales: 8-bit weights and their scales.
-        gradients: by the id of a Parameter, its gradient where the Parameter will be.
-        counters: slots of counters and what they are to hold.
-    """
-
-    states: list[tuple[nn.Module, Any]] = dataclasses.field(default_factory=list)
-    scales: list[tuple[Target, torch.Tensor]] = dataclasses.field(default_factory=list)
-    gradients: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
-    counters: list[tuple[Slot, torch.Tensor]] = dataclasses.field(default_factory=list)
 
 
 class Loading:
@@ -100,7 +81,10 @@ class Loading:
         self.options = options
         self.bar = bar
         self.values: dict[Target, torch.Tensor] = {}
-        self._others = _Others()
+        #: By the id of a Parameter, its gradient where the Parameter will be.
+        self._gradients: dict[int, torch.Tensor] = {}
+        #: Put scales, counters and extra states into the model, once the weights have their values.
+        self._others: list[Callable[[], object]] = []
         self.touched = False  # whether anything of the model has been changed
         self.report = LoadReport(
             missing=[*plan.missing, *plan.left_on_meta], unexpected=list(plan.unexpected)
@@ -123,7 +107,8 @@ class Loading:
     def forget(self) -> None:
         """Let go of the values: an error that is kept must not keep device memory."""
         self.values.clear()
-        self._others = _Others()
+        self._gradients.clear()
+        self._others.clear()
 
     def prepare(self) -> None:
         """Get all values; the model is not changed, but for memory that it has for them.
@@ -137,7 +122,11 @@ class Loading:
             for target in by_method["map"]:
                 check()
                 self._take(target)
-            requests = {t: request_for(t) for t in by_method["stream"] if t not in self.values}
+            requests = {
+                t: Request(t.info, t.device, t.dtype, t.shape, memory_to_fill(t))
+                for t in by_method["stream"]
+                if t not in self.values
+            }
             fills = {t: r for t, r in requests.items() if r.into is not None}
             self._read({t: r for t, r in requests.items() if r.into is None}, by_method["convert"])
             self.write(by_method["write"], {})
@@ -156,16 +145,22 @@ class Loading:
 
     def prepare_others(self) -> None:
         """Make all that the model is to get besides the values of its weights."""
-        others, plan = self._others, self.plan
-        others.states = [(e.module, self._extra(e.name)) for e in plan.extra_states]
-        others.scales = [(t, self._scale(t, t.scale)) for t in plan.targets if t.scale]
+        put, plan = self._others, self.plan
         for target in self.values:
-            others.gradients |= gradients_of(target)
+            self._gradients |= gradients_of(target)
+        for target in plan.targets:
+            if target.scale is not None:
+                device = target.device if target.device != DISK else CPU
+                put.append(
+                    partial(_set_scale, target, move_tensor(self._apart(target.scale), device))
+                )
         for slot, device in plan.counters:
             old = slot.get()
             if old is not None and old.is_meta:
                 zeros = torch.zeros(old.shape, dtype=old.dtype, device="cpu")
-                others.counters.append((slot, move_tensor(zeros, device)))
+                put.append(partial(slot.put, move_tensor(zeros, device)))
+        for module, name in plan.extra_states:
+            put.append(partial(module.set_extra_state, self._extra(name)))
         if self._prepare_rest is not None:
             self._put_rest = self._prepare_rest(plan)
 
@@ -258,25 +253,21 @@ class Loading:
     def _place(self) -> None:
         """Put all values into the model; from here on it is changed."""
         self.touched = True
-        others = self._others
         for target, value in self.values.items():
-            give(target, value, others.gradients)
-        for target, scale in others.scales:
-            owner: Any = target.old
-            owner.SCB = scale
-        for slot, zeros in others.counters:
-            slot.put(zeros)
-        for module, state in others.states:
-            module.set_extra_state(state)
+            give(target, value, self._gradients)
+        for put in self._others:
+            put()
 
     def _extra(self, name: str) -> Any:
         if name in self.checkpoint.extras:
             return copy.deepcopy(self.checkpoint.extras[name])
         return self._apart(name)
 
-    def _scale(self, target: Target, name: str) -> torch.Tensor:
-        return move_tensor(self._apart(name), target.device if target.device != DISK else CPU)
-
     def _apart(self, name: str) -> torch.Tensor:
         value = self.checkpoint.tensor(name)
         return value.clone() if self.checkpoint.may_share else value
+
+
+def _set_scale(target: Target, scale: torch.Tensor) -> None:
+    """Quantizers keep the scale of an 8-bit weight in an attribute of the weight."""
+    target.old.SCB = scale  # type: ignore[attr-defined]

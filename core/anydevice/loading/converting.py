@@ -67,7 +67,7 @@ def _read_pieces(target: Target, options: LoadOptions) -> Iterator[torch.Tensor]
         shape = torch.Size([min(step, total - start)])
         offset = info.offset + start * info.dtype.itemsize
         piece = TensorInfo.describe(info.dtype, shape, info.file, offset)
-        request = Request(target.name, piece, CPU, target.dtype, shape)
+        request = Request(piece, CPU, target.dtype, shape)
         stream([request], buffer_bytes=options.buffer_bytes // 2, workers=options.workers)
         assert request.result is not None
         yield request.result

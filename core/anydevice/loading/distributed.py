@@ -19,7 +19,7 @@ from torch import nn
 
 from anydevice.checkpoint.checkpoint import Checkpoint
 from anydevice.checkpoint.info import TensorInfo
-from anydevice.devices import CPU, DISK, Device
+from anydevice.devices import CPU, DISK
 from anydevice.errors import ModelError
 from anydevice.loading.applying import Loading, PrepareRest
 from anydevice.loading.converting import convert
@@ -97,7 +97,7 @@ def _described(ranks: Ranks, source: Checkpoint | None) -> Checkpoint:
 
 
 class _Described(Checkpoint):
-    """A checkpoint of which only the description is here, and in time some tensors."""
+    """A checkpoint of which only the description is here, and later some tensors."""
 
     def __init__(
         self,
@@ -164,7 +164,8 @@ class _Exchange(Loading):
         targets: dict[str, list[Target]] = {}
         for target in self.kept():
             targets.setdefault(target.name, []).append(target)
-        buffer = _Buffer(self.checkpoint, names, ranks.device)
+        largest = max((self.checkpoint[name].nbytes for name in names), default=0)
+        memory = torch.empty(largest, dtype=torch.uint8, device=ranks.device.torch)
         failure: BaseException | None = None
         sent = _BATCH_BYTES
         for name in names:
@@ -177,7 +178,7 @@ class _Exchange(Loading):
                         return False
                     raise failure
             sent += info.nbytes
-            data = buffer.of(info)
+            data = memory[: info.nbytes].view(info.dtype).view(info.shape)
             try:
                 data = self.read(name, data)
             except Exception as error:  # noqa: BLE001 - the others are waiting
@@ -248,14 +249,3 @@ class _Receiving(_Exchange):
         """Write what is for the disk; all else was received."""
         self.write([t for t in self.plan.targets if t.device == DISK], self.values)
         self.prepare_others()
-
-
-class _Buffer:
-    """Memory for one tensor at a time, on the device from which ranks send."""
-
-    def __init__(self, source: Checkpoint, names: list[str], device: Device) -> None:
-        largest = max((source[name].nbytes for name in names), default=0)
-        self._memory = torch.empty(largest, dtype=torch.uint8, device=device.torch)
-
-    def of(self, info: TensorInfo) -> torch.Tensor:
-        return self._memory[: info.nbytes].view(info.dtype).view(info.shape)

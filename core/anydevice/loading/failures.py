@@ -61,7 +61,7 @@ def _half_loaded(loading: Loading) -> str:
 
 
 def _without_memory(plan: Plan, error: Exception) -> str:
-    """The devices of which one ran out; empty where none did. The error tells only the type."""
+    """The devices of which one ran out; empty where none did. The error names only the type."""
     devices = sorted({t.device for t in plan.targets if t.device.is_accelerator}, key=str)
     short = [d for d in devices if registry.get_backend(d.type).is_out_of_memory(error)]
     return " or ".join(map(str, short))

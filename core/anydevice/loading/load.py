@@ -14,16 +14,22 @@ from torch import nn
 from anydevice.checkpoint.checkpoint import Checkpoint
 from anydevice.checkpoint.collector import collector_paused
 from anydevice.checkpoint.opening import open_checkpoint
-from anydevice.devices import CPU, DISK, Device
+from anydevice.devices import CPU, DISK, Device, DeviceLike
 from anydevice.interrupts import uninterrupted
 from anydevice.loading.applying import Loading, PrepareRest
 from anydevice.loading.casting import Casting
 from anydevice.loading.match import Plan, dtypes_once_loaded, make_plan
-from anydevice.loading.options import DEFAULT_BUFFER_BYTES, LoadOptions, read_options
+from anydevice.loading.options import DEFAULT_BUFFER_BYTES, LoadOptions
 from anydevice.loading.progress import Progress
 from anydevice.loading.report import LoadReport
 from anydevice.loading.shards import keep_current_devices
-from anydevice.placement import Headroom, PlacementOptions, check_form, place_model
+from anydevice.placement import (
+    Headroom,
+    PlacementOptions,
+    ResolvedPlacement,
+    check_form,
+    place_model,
+)
 from anydevice.text import require_text
 from anydevice.ties import Weight, list_weights, place_weights
 from anydevice.weights import Slot, require_module
@@ -142,58 +148,42 @@ def load_checkpoint_in_model(
             "allow_missing": allow_missing,
         },
         {"revision": revision, "variant": variant, "token": token, "subfolder": subfolder},
-        broadcast_from_rank0,
-        progress,
+        device_map,
+        {
+            "max_memory": max_memory,
+            "no_split_module_classes": no_split_module_classes,
+            "offload_buffers": offload_buffers,
+            "headroom": headroom,
+            "disk": disk,
+            "fallback_allocation": fallback_allocation,
+        },
+        broadcast_from_rank0=broadcast_from_rank0,
+        progress=progress,
     )
-    placing = functools.partial(
-        PlacementOptions,
-        max_memory,
-        no_split_module_classes,
-        offload_buffers=offload_buffers,
-        headroom=headroom,
-        disk=disk,
-        fallback_allocation=fallback_allocation,
-    )
 
-    def check() -> None:
-        placing()
-        if device_map is not None:
-            check_form(device_map)
-
-    def place(source: Checkpoint) -> Sequence[Weight]:
-        weights = list_weights(model)
-        if device_map is None:
-            return weights
-        options = placing(
-            dtype=request.casting.dtype,
-            special_dtypes=dtypes_once_loaded(weights, source, request.casting),
-        )
-        resolved = place_model(model, device_map, options, weights=weights)
-
+    def placed(resolved: ResolvedPlacement) -> None:
         def stored(name: str, slot: Slot) -> Device:
             device = resolved.devices.lookup(name)
             in_memory = slot.is_buffer and not resolved.offload_buffers and device == DISK
             return CPU if in_memory else device
 
-        place_weights(weights, stored)  # which device runs what, only dispatching decides
-        return weights
+        place_weights(resolved.weights, stored)  # which device runs what, only dispatching decides
 
-    return load_placed(model, request, check, place)
+    return load_placed(model, request, placed=placed)
 
 
 @dataclasses.dataclass(frozen=True)
 class LoadRequest:
     """What to load and how. It is checked when it is used, on all ranks together.
 
+    Attributes that are not named here are arguments of `load_checkpoint_in_model`.
+
     Attributes:
-        checkpoint: see `load_checkpoint_in_model`, as the others.
-        dtype: see there.
-        keep_in_fp32_modules: see there.
         any_kind: ``offload_8bit_bnb`` there.
-        how: the arguments of `read_options`.
+        how: the arguments of `LoadOptions`.
         finding: ``revision``, ``variant``, ``token`` and ``subfolder``.
-        broadcast_from_rank0: see there.
-        progress: see there.
+        placing: the arguments of `PlacementOptions`, but for dtypes.
+        main_device: where offloaded modules run; by default what the placement says.
     """
 
     checkpoint: str | os.PathLike[str] | Checkpoint
@@ -202,6 +192,9 @@ class LoadRequest:
     any_kind: bool = False
     how: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     finding: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    device_map: Any = None
+    placing: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    main_device: DeviceLike | None = None
     broadcast_from_rank0: bool = False
     progress: bool = False
 
@@ -212,9 +205,12 @@ class LoadRequest:
 
     def check(self) -> LoadOptions:
         """Check all arguments; return those that say how to load."""
+        PlacementOptions(**self.placing)
+        if self.device_map is not None:
+            check_form(self.device_map)
         _ = self.casting
         require_text(**{name: v for name, v in self.finding.items() if name != "token"})
-        return read_options(**self.how)
+        return LoadOptions(**self.how)
 
     def find(self) -> Checkpoint:
         """Open the checkpoint."""
@@ -222,13 +218,22 @@ class LoadRequest:
             return self.checkpoint.reopened()
         return open_checkpoint(self.checkpoint, **self.finding)
 
+    def place(
+        self, model: nn.Module, source: Checkpoint, weights: Sequence[Weight]
+    ) -> ResolvedPlacement:
+        """Place the weights of a model, with the dtypes that they will have."""
+        dtypes = dtypes_once_loaded(weights, source, self.casting)
+        options = PlacementOptions(**self.placing, dtype=self.casting.dtype, special_dtypes=dtypes)
+        return place_model(model, self.device_map, options, self.main_device, weights)
+
 
 @torch.inference_mode(False)  # what is made here is to be trained, perhaps
 def load_placed(
     model: nn.Module,
     request: LoadRequest,
-    check: Callable[[], None],
-    place: Callable[[Checkpoint], Sequence[Weight]],
+    *,
+    check: Callable[[], object] = lambda: None,
+    placed: Callable[[ResolvedPlacement], object] = lambda resolved: None,
     prepare_rest: PrepareRest | None = None,
 ) -> LoadReport:
     """Open a checkpoint, place the model's weights, and load them there.
@@ -237,7 +242,7 @@ def load_placed(
         model: changed in place.
         request: what and how.
         check: checks what else the caller was given, before the checkpoint is looked for.
-        place: gives the model's weights with their devices, once the checkpoint is open.
+        placed: called with the placement, before weights are loaded; not without a device map.
         prepare_rest: see `Loading`.
 
     Raises:
@@ -250,7 +255,10 @@ def load_placed(
         return request.check()
 
     def plan_for(source: Checkpoint) -> Plan:
-        return make_plan(model, source, place(source), request.casting)
+        weights = list_weights(model)
+        if request.device_map is not None:
+            placed(request.place(model, source, weights))
+        return make_plan(model, source, weights, request.casting)
 
     with Progress(request.progress) as bar:
         if request.broadcast_from_rank0:

@@ -11,11 +11,10 @@ from torch import nn
 
 from anydevice import registry
 from anydevice.checkpoint.checkpoint import Checkpoint
-from anydevice.checkpoint.info import TensorInfo
+from anydevice.checkpoint.info import TensorInfo, form_of
 from anydevice.devices import CPU, DISK, Device
 from anydevice.errors import UnsupportedDtypeError
 from anydevice.loading.casting import Casting, short
-from anydevice.loading.layouts import fault_of_form
 from anydevice.loading.shards import Part, info_of_part, mesh_device, own_part
 from anydevice.tensors import PLAIN_TYPES, is_sharded
 from anydevice.ties import Weight
@@ -107,7 +106,7 @@ def make_plan(
     model: nn.Module,
     checkpoint: Checkpoint,
     weights: Sequence[Weight],
-    casting: Casting | None = None,
+    casting: Casting,
 ) -> Plan:
     """Match a checkpoint with a model. Nothing is changed, and no tensor is read.
 
@@ -120,7 +119,6 @@ def make_plan(
     Raises:
         UnsupportedDtypeError: a device does not support the dtype that a weight gets.
     """
-    casting = casting or Casting()
     plan = Plan()
     used: set[str] = set()
     for weight in weights:
@@ -200,10 +198,23 @@ def _plan_weight(
 
 
 def _fault_of_form(name: str, info: TensorInfo, old: torch.Tensor) -> str | None:
-    """See `fault_of_form`, which need not look at what is plain on both sides."""
+    """Why a tensor of a checkpoint cannot be loaded into the model's ``old``; None where it can."""
     if info.form is None and type(old) in PLAIN_TYPES and old.layout is torch.strided:
         return None
-    return fault_of_form(name, info, old)
+    if info.form == "meta":
+        return (
+            f"{name} has no data in the checkpoint: it was on meta when it was saved. Save it from "
+            "a model that is loaded"
+        )
+    sharded = is_sharded(old)
+    own = None if sharded else form_of(old)
+    own = None if own == "meta" else own
+    if info.form == own and (sharded or not hasattr(old, "__tensor_flatten__")):
+        return None
+    return (
+        f"{name} is {info.form or 'dense'} in the checkpoint and {own or 'dense'} in the model: "
+        "save it as dense numbers, or load it before the model's weight is converted"
+    )
 
 
 def _note_missing(plan: Plan, expected: list[str], slot: Slot, device: Device) -> None:

@@ -13,7 +13,6 @@ from anydevice.checkpoint.mapped import backing_of
 from anydevice.devices import CPU, DISK
 from anydevice.loading.match import Target
 from anydevice.loading.shards import put_local
-from anydevice.loading.streaming import Request
 from anydevice.tensors import PLAIN_TYPES, move_tensor
 from anydevice.weights import Slot, exchange
 
@@ -24,7 +23,6 @@ __all__ = [
     "is_view",
     "memory_to_fill",
     "method_of",
-    "request_for",
 ]
 
 #: How a weight gets its value: a view of its file; read through buffers; converted as a whole;
@@ -47,18 +45,6 @@ def method_of(target: Target) -> LoadMethod:
     if target.device.is_accelerator or target.is_cast:
         return "stream" if in_file else "convert"
     return "convert" if target.part is not None and not in_file else "map"
-
-
-def request_for(target: Target) -> Request:
-    """What to read for a weight, into memory that the model has where it can."""
-    return Request(
-        target.name,
-        target.info,
-        target.device,
-        target.dtype,
-        target.shape,
-        into=memory_to_fill(target),
-    )
 
 
 def memory_to_fill(target: Target) -> torch.Tensor | None:

@@ -19,7 +19,7 @@ __all__ = ["Ranks", "connected", "pending_interrupt"]
 
 #: What torch's own type hints do not show of it.
 _c10d: Any = dist
-#: Characters of an error that the other ranks are told.
+#: Characters of an error that the other ranks get.
 _LONGEST_REASON: Final = 2000
 #: In place of a reason: the fault is another rank's.
 _LOST: Final = "lost"
@@ -52,9 +52,44 @@ class Ranks:
             self._meetings[group] = Meetings(store, self.rank, size, store.timeout)
         self._meeting = self._meetings[group]
 
-    def step(self, what: str) -> _Step:
-        """A step that may fail on some ranks. At its end all learn of it."""
-        return _Step(self, what)
+    @contextlib.contextmanager
+    def step(self, what: str) -> Iterator[None]:
+        """A step that may fail on some ranks. At its end all learn of it.
+
+        Raises:
+            CheckpointError: it failed on another rank.
+            MissingRankError: another rank did not come in time, or has ended.
+        """
+        try:
+            yield
+        except BaseException as error:
+            self._conclude(what, error)
+            raise
+        self._conclude(what, None)
+
+    def _conclude(self, what: str, error: BaseException | None) -> None:
+        """Tell the other ranks how a step went here, and hear how it went there."""
+        interrupt = None if error is not None else pending_interrupt()
+        mine = error or interrupt
+        reason = "" if mine is None else f"{type(mine).__name__}: {mine}"
+        if isinstance(mine, Interrupted):
+            reason = "it was interrupted"
+        is_lost = isinstance(mine, _ConnectionLostError)
+        try:
+            answers = self.tell(what, _LOST if is_lost else reason)
+        except (ProcessGroupError, _ConnectionLostError):
+            if mine is None or is_lost:
+                raise
+            answers = []
+        if interrupt is not None:
+            raise interrupt
+        if mine is None or is_lost:
+            for rank, answer in enumerate(answers):
+                if answer not in ("", _LOST):
+                    raise CheckpointError(
+                        f"rank {rank} could not {what}: {answer}. The models of all ranks are "
+                        "unchanged."
+                    )
 
     def tell(self, what: str, reason: str) -> list[str]:
         """Tell all ranks why this one failed (empty: it did not), and hear the same of them."""
@@ -94,40 +129,6 @@ def connected() -> Iterator[None]:
         raise _ConnectionLostError(
             f"load_checkpoint_in_model lost the connection to another rank: {error!s:.300}"
         ) from error
-
-
-class _Step:
-    """See `Ranks.step`."""
-
-    def __init__(self, ranks: Ranks, what: str) -> None:
-        self._ranks = ranks
-        self._what = what
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        interrupt = None if error is not None else pending_interrupt()
-        mine = error or interrupt
-        reason = "" if mine is None else f"{type(mine).__name__}: {mine}"
-        if isinstance(mine, Interrupted):
-            reason = "it was interrupted"
-        is_lost = isinstance(mine, _ConnectionLostError)
-        try:
-            answers = self._ranks.tell(self._what, _LOST if is_lost else reason)
-        except (ProcessGroupError, _ConnectionLostError):
-            if mine is None or is_lost:
-                raise
-            answers = []
-        if interrupt is not None:
-            raise interrupt
-        if mine is None or is_lost:
-            for rank, answer in enumerate(answers):
-                if answer not in ("", _LOST):
-                    raise CheckpointError(
-                        f"rank {rank} could not {self._what}: {answer}. The models of all ranks "
-                        "are unchanged."
-                    )
 
 
 def pending_interrupt() -> BaseException | None:

@@ -58,10 +58,10 @@ def compare_ties(plan: Plan, checkpoint: Checkpoint, options: LoadOptions) -> No
             _log.warning("%s: %s; those of the latter are taken", checkpoint.source, line)
 
 
-def _require_folder(folder: str | os.PathLike[str] | None, targets: Sequence[Target]) -> None:
+def _require_folder(folder: str | None, targets: Sequence[Target]) -> None:
     if folder is not None:
         if os.path.exists(folder) and not os.path.isdir(folder):
-            raise OffloadStoreError(f"offload_folder={os.fspath(folder)!r} is not a folder")
+            raise OffloadStoreError(f"offload_folder={folder!r} is not a folder")
         return
     first = targets[0]
     if first.is_cast:

@@ -39,12 +39,12 @@ def own_part(name: str, tensor: Any) -> Part:
     if coordinate is None:
         return tuple((0, 0) for _ in shape)
     part = [(0, size) for size in shape]
-    kinds = [type(placement).__name__ for placement in tensor.placements]
     # A strided shard cuts what the plain ones left: so does FSDP within tensor parallelism.
-    cuts = [(i, tensor.placements[i]) for k in ("Shard", "_StridedShard") for i in _where(k, kinds)]
-    for index, placement in cuts:
-        dim = placement.dim % len(shape)
-        part[dim] = _chunk(part[dim], mesh.size(index), coordinate[index])
+    for cutting in ("Shard", "_StridedShard"):
+        for index, placement in enumerate(tensor.placements):
+            if type(placement).__name__ == cutting:
+                dim = placement.dim % len(shape)
+                part[dim] = _chunk(part[dim], mesh.size(index), coordinate[index])
     local = tuple(length for _, length in part)
     if local != tuple(tensor.to_local().shape) or any(p.is_partial() for p in tensor.placements):
         raise ModelError(
@@ -52,10 +52,6 @@ def own_part(name: str, tensor: Any) -> Part:
             "weight is undefined: distribute it by Shard and Replicate"
         )
     return tuple(part)
-
-
-def _where(kind: str, kinds: list[str]) -> list[int]:
-    return [index for index, other in enumerate(kinds) if other == kind]
 
 
 def _chunk(whole: tuple[int, int], count: int, index: int) -> tuple[int, int]:

@@ -56,7 +56,7 @@ def load_state_dict(
         device = CPU if places.key_of(name) is None else places.lookup(name)
         if device.is_accelerator and info.offset is not None:
             shape = torch.Size(info.shape)
-            requests[name] = Request(name, info, device, info.dtype, shape)
+            requests[name] = Request(info, device, info.dtype, shape)
             result[name] = None  # keeps the file's order
         else:
             result[name] = move_tensor(checkpoint.tensor(name), device)

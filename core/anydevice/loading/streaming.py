@@ -26,6 +26,7 @@ from anydevice.devices import Device
 from anydevice.errors import CheckpointNotFoundError, CorruptCheckpointError
 from anydevice.interrupts import check, stopper
 from anydevice.loading.options import DEFAULT_BUFFER_BYTES
+from anydevice.tensors import memory_of
 from anydevice.transfer.queue import DeviceQueue
 from anydevice.transfer.staging import StagingBuffer, StagingRing
 
@@ -45,7 +46,6 @@ class Request:
     """A tensor that is wanted from a file.
 
     Attributes:
-        name: for messages.
         info: where it is; its ``offset`` must be known.
         device: where it is wanted: an accelerator or the host.
         dtype: in which it is wanted.
@@ -54,7 +54,6 @@ class Request:
         result: the tensor, once `stream` has returned.
     """
 
-    name: str
     info: TensorInfo
     device: Device
     dtype: torch.dtype
@@ -216,13 +215,15 @@ class _Stream:
     def _load(self, run: _Run, buffer: StagingBuffer, file: _File) -> None:
         """Read a run, and put each part where it belongs."""
         shift = run.offset % _ALIGNMENT
-        file.read(run, buffer.memory[shift : shift + run.nbytes])
+        file.read(run, memory_of(buffer.tensor)[shift : shift + run.nbytes])
         try:
             for part in run.parts:
                 start = shift + part.offset - run.offset
                 source = buffer.tensor[start : start + part.nbytes]
-                source = _typed(source, start, part.request.info.dtype)
-                _put(part, source, self.queue, buffer.pinned)
+                dtype = part.request.info.dtype
+                if start % dtype.itemsize:  # not where the hardware needs elements of this dtype
+                    source = source.clone()
+                _put(part, source.view(dtype), self.queue, buffer.pinned)
         finally:
             if buffer.pinned:
                 buffer.event = self.queue.record(self.queue.current_stream())
@@ -263,11 +264,6 @@ class _File:
         if self._file is not None:
             self._file.close()
             self._file = None
-
-
-def _typed(source: torch.Tensor, start: int, dtype: torch.dtype) -> torch.Tensor:
-    """Bytes of a buffer as elements; copied where they do not lie as the hardware needs them."""
-    return (source.clone() if start % dtype.itemsize else source).view(dtype)
 
 
 def _put(part: _Part, source: torch.Tensor, queue: DeviceQueue, pinned: bool) -> None:

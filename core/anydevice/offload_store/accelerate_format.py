@@ -23,11 +23,10 @@ from anydevice.checkpoint.mapped import MappedFile, map_file
 from anydevice.checkpoint.opening import open_checkpoint
 from anydevice.checkpoint.strict_json import parse_json, read_bounded
 from anydevice.devices import DeviceLike, parse_device
-from anydevice.errors import CheckpointError, ModelError, OffloadStoreError
-from anydevice.modules import as_dtype
+from anydevice.errors import CheckpointError, OffloadStoreError
 from anydevice.offload_store.manifest import MANIFEST_NAME
 from anydevice.offload_store.store import OffloadStore, open_store, write_store
-from anydevice.offload_store.tensor_bytes import is_plain_dtype, is_shape
+from anydevice.offload_store.weight_files import read_dtype, read_shape, view_file
 from anydevice.tensors import move_tensor
 from anydevice.weights import exchange, find_slot
 
@@ -191,7 +190,7 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
         tensor = checkpoint.tensor(key)
         if item.get("dtype") is None:
             return tensor
-        dtype = _dtype_of(name, item)
+        dtype = read_dtype(name, item)
         try:
             return tensor.to(dtype)
         except RuntimeError as error:
@@ -202,9 +201,7 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
 
     def _read_dat(self, folder: Path, name: str, item: Any) -> torch.Tensor:
         """Map one of Accelerate's raw files."""
-        dtype, shape = _dtype_of(name, item), item.get("shape")
-        if not is_shape(shape):
-            raise OffloadStoreError(f"the index gives the shape {shape!r:.200} for {name!r:.200}")
+        dtype, shape = read_dtype(name, item), read_shape(name, item)
         if name.startswith("..") or Path(name).name != name:
             raise OffloadStoreError(f"the weight {name!r:.200} would be read from outside {folder}")
         if not math.prod(shape):
@@ -215,13 +212,7 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
             # A mapping of its own: two models on one folder must not see each other's writes.
             file = self._files[path] = map_file(path, own=True)
         file.check()
-        # Accelerate gives a single number an array of one element, and records its shape as empty.
-        if file.nbytes != math.prod(shape) * dtype.itemsize:
-            raise OffloadStoreError(
-                f"{path} has {file.nbytes} bytes; {dtype} {tuple(shape)!s:.200} takes "
-                f"{math.prod(shape) * dtype.itemsize}. It was cut short, or is another model's."
-            )
-        return file.tensor(0, dtype, shape)
+        return view_file(file, dtype, shape)
 
 
 def _find_index(folder: Path | None) -> Mapping[str, Any]:
@@ -241,15 +232,3 @@ def _find_index(folder: Path | None) -> Mapping[str, Any]:
         raise OffloadStoreError(f"cannot read {path}: {error.strerror}") from None
     except CheckpointError as error:
         raise OffloadStoreError(f"not an offload folder's index: {error}") from None
-
-
-def _dtype_of(name: str, item: Any) -> torch.dtype:
-    try:
-        dtype = as_dtype(item["dtype"])
-    except (LookupError, TypeError, ModelError):
-        dtype = None
-    if dtype is None or not is_plain_dtype(dtype):
-        raise OffloadStoreError(
-            f"the index has no dtype that can be read for {name!r:.200}: {item!r:.200}"
-        )
-    return dtype

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,13 +12,12 @@ import torch
 from anydevice.devices import CPU
 from anydevice.errors import OffloadStoreError
 from anydevice.interrupts import check
-from anydevice.tensors import move_tensor
+from anydevice.tensors import memory_of, move_tensor
 
 __all__ = [
     "Storable",
     "WeightSource",
     "as_checksum",
-    "bytes_of",
     "checksum",
     "is_plain_dtype",
     "is_shape",
@@ -104,7 +102,7 @@ def checksum(value: Storable) -> str:
     total = 0
     for piece in pieces_of("a weight", value):
         check()
-        total = zlib.crc32(bytes_of(piece), total)
+        total = zlib.crc32(memory_of(piece), total)
     return as_checksum(total)
 
 
@@ -171,9 +169,3 @@ def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 def _to_host(tensor: torch.Tensor) -> torch.Tensor:
     """On the host; a lazy conjugate or negative (a flag in torch) is materialized."""
     return move_tensor(tensor, CPU).resolve_conj().resolve_neg()
-
-
-def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """A contiguous host tensor's memory. Good as long as the tensor lives."""
-    array = (ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())
-    return memoryview(array).cast("B")

@@ -14,15 +14,20 @@ from typing import Any
 
 import torch
 
+from anydevice.checkpoint.mapped import MappedFile, map_file
 from anydevice.errors import ModelError, OffloadStoreError
 from anydevice.modules import as_dtype
-from anydevice.offload_store.tensor_bytes import bytes_of, is_plain_dtype, is_shape
+from anydevice.offload_store.tensor_bytes import is_plain_dtype, is_shape
+from anydevice.tensors import memory_of
 
 __all__ = [
     "extract_submodules_state_dict",
     "load_offloaded_weight",
     "offload_weight",
+    "read_dtype",
+    "read_shape",
     "save_offload_index",
+    "view_file",
 ]
 
 
@@ -59,7 +64,7 @@ def offload_weight(
         raise OffloadStoreError(f"the weight's name {weight_name!r} leads out of the folder")
     if not is_plain_dtype(weight.dtype):
         raise OffloadStoreError(f"{weight_name}: {weight.dtype} has no plain bytes to write")
-    path.write_bytes(bytes_of(weight.detach().cpu().contiguous()))
+    path.write_bytes(memory_of(weight.detach().cpu().contiguous()))
     index[weight_name] = {
         "dtype": str(weight.dtype).removeprefix("torch."),
         "shape": list(weight.shape),
@@ -78,6 +83,7 @@ def load_offloaded_weight(
 
     Raises:
         OffloadStoreError: the entry cannot be read, or the file has another size.
+        CheckpointNotFoundError: the file cannot be opened.
 
     Example:
         >>> import torch
@@ -86,21 +92,54 @@ def load_offloaded_weight(
         >>> load_offloaded_weight("weight.dat", index["weight"])
         tensor([1., 1.])
     """
+    dtype, shape = read_dtype(str(weight_file), weight_info), read_shape(weight_file, weight_info)
+    return view_file(map_file(weight_file, own=True), dtype, shape)
+
+
+def read_dtype(name: str, info: Any) -> torch.dtype:
+    """The dtype that an index gives for a weight.
+
+    Raises:
+        OffloadStoreError: it gives none that has plain bytes.
+    """
     try:
-        dtype, shape = as_dtype(weight_info["dtype"]), list(weight_info["shape"])
-    except (LookupError, TypeError, ModelError) as error:
-        raise OffloadStoreError(f"{weight_file}: no dtype and shape in {weight_info!r}") from error
-    if not is_plain_dtype(dtype) or not is_shape(shape):
-        raise OffloadStoreError(f"{weight_file}: {weight_info!r} is no dtype and shape")
-    count, size = math.prod(shape), Path(weight_file).stat().st_size
-    if size != count * dtype.itemsize:
+        dtype = as_dtype(info["dtype"])
+    except (LookupError, TypeError, ModelError):
+        dtype = None
+    if dtype is None or not is_plain_dtype(dtype):
         raise OffloadStoreError(
-            f"{weight_file} has {size} bytes; {dtype} {shape} takes {count * dtype.itemsize}"
+            f"the index has no dtype that can be read for {name!r:.200}: {info!r:.200}"
         )
-    if not count:
-        return torch.empty(shape, dtype=dtype, device="cpu")
-    data = torch.from_file(str(weight_file), shared=False, size=size, dtype=torch.uint8)
-    return data.view(dtype).reshape(shape)
+    return dtype
+
+
+def read_shape(name: str | os.PathLike[str], info: Any) -> list[int]:
+    """The shape that an index gives for a weight.
+
+    Raises:
+        OffloadStoreError: it gives none.
+    """
+    shape = info.get("shape")
+    shape = list(shape) if isinstance(shape, tuple) else shape
+    if not is_shape(shape):
+        raise OffloadStoreError(f"the index gives the shape {shape!r:.200} for {name!r:.200}")
+    return shape
+
+
+def view_file(file: MappedFile, dtype: torch.dtype, shape: list[int]) -> torch.Tensor:
+    """A file of raw bytes as a tensor.
+
+    Raises:
+        OffloadStoreError: it has another size.
+    """
+    # Accelerate gives a single number an array of one element, and records its shape as empty.
+    nbytes = math.prod(shape) * dtype.itemsize
+    if file.nbytes != nbytes:
+        raise OffloadStoreError(
+            f"{file.path} has {file.nbytes} bytes; {dtype} {tuple(shape)!s:.200} takes {nbytes}. "
+            "It was cut short, or is another model's."
+        )
+    return file.tensor(0, dtype, shape)
 
 
 def save_offload_index(index: Mapping[str, Any], offload_folder: str | os.PathLike[str]) -> None:

@@ -30,10 +30,10 @@ from anydevice.offload_store.tensor_bytes import (
     Storable,
     WeightSource,
     as_checksum,
-    bytes_of,
     nbytes_of,
     pieces_of,
 )
+from anydevice.tensors import memory_of
 from anydevice.ties import tie_key
 
 __all__ = ["nothing_left_on_error", "remove_data_files", "write_atomically", "write_files"]
@@ -187,7 +187,7 @@ def _write_values(descriptor: int, values: Mapping[str, Storable]) -> dict[str, 
             for piece in pieces_of(name, value):
                 check()
                 writer.put(piece)
-                total = zlib.crc32(bytes_of(piece), total)
+                total = zlib.crc32(memory_of(piece), total)
             sums[name] = as_checksum(total)
     finally:
         writer.finish()
@@ -207,7 +207,7 @@ class _Writer(threading.Thread):
         while (piece := self._pieces.get()) is not None:
             if self._error is None:
                 try:
-                    _write_all(self._descriptor, bytes_of(piece))
+                    _write_all(self._descriptor, memory_of(piece))
                 except OSError as error:
                     self._error = error
 

@@ -6,8 +6,7 @@ read any device map.
 
 from anydevice.placement.balance import get_balanced_memory
 from anydevice.placement.budgets import Headroom, check_budgets, get_max_memory
-from anydevice.placement.cleaning import clean_device_map
-from anydevice.placement.device_map import DeviceMap, check_device_map
+from anydevice.placement.device_map import DeviceMap, check_device_map, clean_device_map
 from anydevice.placement.options import PlacementOptions
 from anydevice.placement.placed import Placed, Share
 from anydevice.placement.placement import Placement

@@ -60,9 +60,8 @@ def get_max_memory(max_memory: Mapping[Any, int | str] | None = None) -> dict[in
         >>> get_max_memory({"cpu": "1KiB"})
         {'cpu': 1024}
     """
-    if max_memory is not None:
-        return {b.key: b.size for b in _given(max_memory) if b.size is not None}
-    return {b.key: b.size for b in _measured() if b.size is not None}
+    budgets = _measured() if max_memory is None else _given(max_memory)
+    return {b.key: b.size for b in budgets if b.size is not None}
 
 
 def _measured() -> list[Budget]:

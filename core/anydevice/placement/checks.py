@@ -10,7 +10,6 @@ from anydevice import registry
 from anydevice.devices import DISK, Device
 from anydevice.dtypes import DtypeLike, dtype_bits
 from anydevice.errors import DoesNotFitError, UnsupportedDtypeError
-from anydevice.placement.blocks import Inventory
 from anydevice.placement.budgets import Budget
 from anydevice.placement.placement import Placement
 from anydevice.placement.planner import Plan
@@ -39,7 +38,7 @@ def check_disk(placement: Placement, bins: Sequence[Budget]) -> None:
     )
 
 
-def check_dtypes(inventory: Inventory, plan: Plan, bins: Sequence[Budget]) -> None:
+def check_dtypes(plan: Plan, bins: Sequence[Budget]) -> None:
     """Check that each accelerator of this machine supports the dtypes that it gets.
 
     Raises:
@@ -47,12 +46,12 @@ def check_dtypes(inventory: Inventory, plan: Plan, bins: Sequence[Budget]) -> No
     """
     here = {device.type for device in registry.available_devices()}
     asked: dict[tuple[str, object], bool] = {}
-    for block, d in zip(inventory.blocks, plan.where, strict=True):
+    for block, d in zip(plan.inventory.blocks, plan.where, strict=True):
         device = bins[d if plan.main is None or bins[d].device.is_accelerator else plan.main].device
         if not device.is_accelerator or device.type not in here:
             continue
         for tensor in (*block.parameters, *block.buffers):
-            dtype = inventory.dtypes[tensor]
+            dtype = plan.inventory.dtypes[tensor]
             question = (device.type, dtype)
             if question not in asked:
                 asked[question] = _supports(device, dtype)

@@ -54,7 +54,7 @@ svg{{width:100%;height:auto}}pre{{overflow-x:auto}}
 
 
 def draw(facts: Facts) -> str:
-    """One SVG. Each block tells its name and size on hovering."""
+    """One SVG. Hovering over a block shows its name and size."""
     scene = compose(facts)
     size = f"{scene.width} {scene.height}"
     title = escape(scene.title)

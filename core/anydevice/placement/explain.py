@@ -54,26 +54,15 @@ def _reason(facts: Facts, placed: Placed) -> str:
     if not placed.size:
         return "has no weights; goes with its neighbour"
     share = facts.shares[placed.device]
-    if placed.is_given:
+    if placed.is_given or (share.budget is None and placed.device not in ("cpu", "disk")):
         return "as the device map says"
-    if share.budget is None and placed.device not in ("cpu", "disk"):
-        return "as the device map says"
-    faster = _faster(facts, placed.device)
+    names = list(facts.shares)
+    faster = [facts.shares[name] for name in names[: names.index(placed.device)]]
     if not faster:
         return "the fastest device, filled in execution order"
     if placed.name in facts.host_run:
         return f"larger than any accelerator; runs on {share.key}"
     return "; ".join(_refusal(other, placed) for other in faster)
-
-
-def _faster(facts: Facts, device: str) -> list[Share]:
-    """The devices that come before one."""
-    result = []
-    for name, share in facts.shares.items():
-        if name == device:
-            break
-        result.append(share)
-    return result
 
 
 def _refusal(share: Share, placed: Placed) -> str:

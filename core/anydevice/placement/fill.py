@@ -131,7 +131,7 @@ def prefix_sums(groups: Sequence[TiedGroup]) -> list[int]:
 
 
 def covers(ends: Sequence[int], capacities: Sequence[int]) -> bool:
-    """Whether `fill` would place all groups, told from their prefix sums alone.
+    """Whether `fill` would place all groups, judged by their prefix sums alone.
 
     Ties that would save bytes are not seen, so a True holds and a False may be too careful.
     """

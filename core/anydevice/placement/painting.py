@@ -1,6 +1,6 @@
 """A placement as a PNG, painted by Pillow.
 
-Pillow brings its own font: no browser, system library or installed font is needed.
+Pillow includes a font: no browser, system library or installed font is needed.
 """
 
 from __future__ import annotations

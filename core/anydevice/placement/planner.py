@@ -15,7 +15,7 @@ takes what it can before the next one does.
    the disk.
 4. *Blocks stay whole, ties stay together.* A block that is mostly tied weights goes with the one
    that it is tied to.
-5. *Nothing rests on a slower tier that could move up without breaking the above.*
+5. *Nothing is stored on a slower tier that could move up without breaking the above.*
 
 How much must be reserved depends on what is offloaded, and what is offloaded on how much is
 reserved. The smallest consistent reserve is found by repeating the greedy walk, first with none,

@@ -67,8 +67,8 @@ def infer_auto_device_map(
         verbose: print `Placement.explain`.
         clean_result: group modules on one device under their parent's name, ``""`` for all. Else
             every block has its own entry.
-        offload_buffers: buffers of offloaded modules rest with their parameters; else they live,
-            and count, on the executing device.
+        offload_buffers: buffers of offloaded modules are stored with their parameters; else they
+            are stored, and count, on the executing device.
         fallback_allocation: where a block would go to a slower tier, use space that is left on a
             device whose run has ended, though its blocks then no longer follow one another.
         headroom: what to leave to activations and caches on each accelerator: bytes, a share of the
@@ -184,28 +184,21 @@ def _planned(
     inventory = take_inventory(
         model, options.no_split_module_classes, options.dtype, options.special_dtypes, largest
     )
+    capacities = [b.size or 0 for b in accelerators]
     if strategy != "sequential":
-        own = [b.size or 0 for b in accelerators]
-        lowered = balance(inventory, own, low_zero=strategy == "balanced_low_0")
-        planned = [
-            dataclasses.replace(b, size=size) for b, size in zip(accelerators, lowered, strict=True)
-        ]
-    else:
-        planned = accelerators
+        capacities = balance(inventory, capacities, low_zero=strategy == "balanced_low_0")
 
     def plan_for(capacities: Sequence[int]) -> Plan:
         return _best_plan(model, inventory, capacities, host, options)
 
     plan = plan_within_memory(
         plan_for,
-        [b.size or 0 for b in planned],
+        capacities,
         () if options.pretended else accelerators,
         measured=options.max_memory is None,
     )
-    accelerators = planned
-    inventory = plan.inventory
     bins = [
-        *accelerators,
+        *(dataclasses.replace(b, size=s) for b, s in zip(accelerators, capacities, strict=True)),
         host or Budget(CPU.type, CPU, 0),
         next((b for b in budgets if b.device == DISK), Budget(DISK.type, DISK, 0)),
     ]
@@ -215,10 +208,10 @@ def _planned(
             "that runs those; they are stored with their modules, as with offload_buffers=True",
             stacklevel=3,
         )
-    placement = _assemble(model, inventory, plan, bins, clean)
+    placement = _assemble(model, plan, bins, clean)
     check_disk(placement, bins)
     if not options.pretended:
-        check_dtypes(inventory, plan, bins)
+        check_dtypes(plan, bins)
     return placement
 
 
@@ -252,10 +245,8 @@ def _best_plan(
     return other if other.resident > best.resident else best
 
 
-def _assemble(
-    model: nn.Module, inventory: Inventory, plan: Plan, bins: Sequence[Budget], clean: bool
-) -> Placement:
-    sizes, blocks = inventory.sizes, inventory.blocks
+def _assemble(model: nn.Module, plan: Plan, bins: Sequence[Budget], clean: bool) -> Placement:
+    sizes, blocks = plan.inventory.sizes, plan.inventory.blocks
     placed = [
         Placed(
             name=block.name,

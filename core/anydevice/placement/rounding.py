@@ -76,7 +76,7 @@ def _used(plan: Plan, device: int) -> tuple[int, int]:
 
 
 def _reserve(plan: Plan, device: int, accelerators: int) -> int:
-    """Bytes that a device takes for the offloaded blocks that visit it."""
+    """Bytes that a device takes for the offloaded blocks that run on it."""
     reserve = plan.reserve.get(device, 0)
     if plan.shape is None or not plan.shape.whole or device != plan.main:
         return reserve

@@ -47,7 +47,7 @@ class Box:
         radius: of its corners.
         look: ``"background"``, ``"budget"``, ``"block"`` or ``"plain"``.
         fill: a colour such as ``"#4477aa"``, or `RESERVE`; empty: as its look says.
-        tip: what it tells on hovering.
+        tip: text that is shown on hovering.
     """
 
     x: float
@@ -90,7 +90,7 @@ def compose(facts: Facts) -> Scene:
     """Lay a placement out.
 
     Accelerators are as long as their budgets, on one scale; the host and the disk, whose budgets
-    would dwarf them, as long as what they hold. Each block tells its name and size on hovering.
+    would dwarf them, as long as what they hold. Hovering over a block shows its name and size.
     """
     rows = shown_shares(facts)
     longest = max((extent(name, share) for name, share in rows), default=0) or 1

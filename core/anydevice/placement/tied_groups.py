@@ -25,8 +25,8 @@ class TiedGroup:
         alone: of these, bytes of tensors that no other group has.
         shared: the others, as index to bytes.
         buffers: indices of its buffers.
-        unit: the most bytes that one of its blocks brings when it visits.
-        leaf: the most bytes that one module in it brings when it visits alone.
+        unit: the most bytes that one of its blocks takes when it is onloaded.
+        leaf: the most bytes that one module in it takes when it is onloaded by itself.
     """
 
     blocks: list[int]
@@ -111,7 +111,7 @@ def _count(
 
 
 def onload_bytes(block: Block, sizes: list[int], offload_buffers: bool) -> int:
-    """Bytes that a block brings to the executing device when it visits."""
+    """Bytes that a block takes on the executing device when it is onloaded."""
     size = sum(sizes[t] for t in block.parameters)
     return size + sum(sizes[t] for t in block.buffers) if offload_buffers else size
 

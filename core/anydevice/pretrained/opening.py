@@ -45,15 +45,8 @@ def open_pretrained(
 ) -> tuple[Any, Checkpoint]:
     """Build a transformers model empty, and open its checkpoint with the model's names.
 
-    Args:
-        model_class: see `from_pretrained`, as for all of them.
-        path_or_repo: see there.
-        dtype: see there.
-        trust_remote_code: see there.
-        attn_implementation: see there.
-        variant: see there.
-        config: see there.
-        **finding: arguments of `anydevice.checkpoint.fetch_checkpoint`.
+    The arguments are those of `from_pretrained`; ``finding`` has those of
+    `anydevice.checkpoint.fetch_checkpoint`.
 
     Returns:
         The model, whose parameters are on meta and whose buffers are not; and the checkpoint.

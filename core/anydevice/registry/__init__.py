@@ -126,7 +126,7 @@ def _counted() -> list[tuple[BackendRecord, int]]:
 
 
 def refresh() -> None:
-    """Forget what was found, so that the next question finds what was installed meanwhile."""
+    """Forget what was found, so that the next call finds what was installed since."""
     importlib.invalidate_caches()
     _registry.reset()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.metadata
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -35,7 +36,7 @@ class _HookSpecs:
 def discover(selection: Selection) -> list[BackendRecord]:
     """Import every plugin that ``selection`` allows. Never raises for a plugin's fault."""
     records: list[BackendRecord] = []
-    describe = _Distributions()
+    describe = functools.cache(_name_and_version)
     for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
         name, version = describe(point.dist)
         records += _load(BackendRecord(point.name, name, version, point.name), point, selection)
@@ -43,21 +44,9 @@ def discover(selection: Selection) -> list[BackendRecord]:
     return records
 
 
-class _Distributions:
-    """Names and versions of distributions; each reads a file of metadata, so once each."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[Any, tuple[str, str]]] = {}
-
-    def __call__(self, dist: importlib.metadata.Distribution | None) -> tuple[str, str]:
-        if dist is None:
-            return "unknown", ""
-        if id(dist) not in self._known:
-            self._known[id(dist)] = dist, _name_and_version(dist)
-        return self._known[id(dist)][1]
-
-
-def _name_and_version(dist: importlib.metadata.Distribution) -> tuple[str, str]:
+def _name_and_version(dist: importlib.metadata.Distribution | None) -> tuple[str, str]:
+    if dist is None:
+        return "unknown", ""
     # Of the headers alone: `dist.metadata` parses the whole readme behind them, which takes longer
     # than all else that discovery does.
     found: dict[str, str] = {}

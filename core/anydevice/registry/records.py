@@ -13,7 +13,7 @@ import importlib.util
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final, Literal
 
 import torch
@@ -209,17 +209,14 @@ def _count(backend: DeviceBackend) -> int:
 
 def _why(backend: DeviceBackend) -> str:
     """The backend's own reason for having no device."""
-    reason: Any = _or_error(backend.why_unavailable)
+    reason: Any
+    try:
+        reason = backend.why_unavailable()
+    except Exception as error:  # noqa: BLE001 - the reason for a reason
+        reason = _text(error)
     if not isinstance(reason, str):
         return f"why_unavailable() of {_name(backend)} returned {reason!r}, not a text"
     return reason or "no device or driver found"
-
-
-def _or_error(function: Callable[[], Any]) -> Any:
-    try:
-        return function()
-    except Exception as error:  # noqa: BLE001 - the reason for a reason
-        return _text(error)
 
 
 def _is_size(value: Any) -> bool:
@@ -238,7 +235,7 @@ def _name(backend: DeviceBackend) -> str:
 
 
 def _is_installed(package: str) -> bool:
-    """Whether a package could be imported, as far as can be told without doing so."""
+    """Whether a package could be imported, as far as is known without importing it."""
     try:
         return package in sys.modules or importlib.util.find_spec(package) is not None
     except (ImportError, ValueError):  # its parent is missing; or its name is none

@@ -6,12 +6,13 @@ import dataclasses
 import difflib
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from typing import Final
 
 import torch
 
 from anydevice.backend import torchs_accelerator
+from anydevice.text import suggest
 
 __all__ = ["ENVIRONMENT_VARIABLE", "HOST", "Selection", "normal", "unknown_variables"]
 
@@ -73,15 +74,15 @@ class Selection:
         for name in sorted({*self.allowed, *self.denied, *self.picks} - set(known)):
             if not _torch_knows(name):
                 yield (
-                    f"{ENVIRONMENT_VARIABLE} names {name!r}, which no installed backend goes by"
-                    f"{_did_you_mean(name, known)} Found: {', '.join(known)}."
+                    f"{ENVIRONMENT_VARIABLE} names {name!r}, and no installed backend has that name"
+                    f"{suggest(name, known) or '.'} Found: {', '.join(known)}."
                 )
         found = {normal(package) for package in packages}
         for name, package in self.picks.items():
             if normal(package) not in found:
                 yield (
                     f"{ENVIRONMENT_VARIABLE} picks package {package!r} for {name!r}, and no such "
-                    f"package has a backend{_did_you_mean(package, packages)}"
+                    f"package has a backend{suggest(package, packages) or '.'}"
                 )
 
 
@@ -97,11 +98,6 @@ def unknown_variables() -> Iterator[str]:
 def normal(distribution: str) -> str:
     """A distribution's name as packaging compares it: ``anydevice_foo`` is ``Anydevice-Foo``."""
     return re.sub(r"[-_.]+", "-", distribution).lower()
-
-
-def _did_you_mean(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), 1, 0.6)
-    return f": did you mean {close[0]!r}?" if close else "."
 
 
 def _torch_knows(name: str) -> bool:

@@ -25,18 +25,12 @@ __all__ = [
     "make_device_copy",
     "moves_by_itself",
     "pass_gradient_on",
-    "wants_gradient",
 ]
 
 
 def is_lazy(tensor: torch.Tensor) -> bool:
     """Whether the tensor has no shape yet: there is nothing of it to move."""
     return bool(nn.parameter.is_lazy(tensor))
-
-
-def wants_gradient(original: torch.Tensor) -> bool:
-    """Whether gradients must reach the original from the copy."""
-    return original.requires_grad and torch.is_grad_enabled()
 
 
 def moves_by_itself(original: torch.Tensor) -> bool:
@@ -61,7 +55,7 @@ def make_device_copy(
 
     ``compute_dtype`` is the copy's dtype, where ``original`` holds floating-point numbers.
     """
-    if wants_gradient(original):
+    if original.requires_grad and torch.is_grad_enabled():
         copy = _cast(move_tensor(_castable(original, device, compute_dtype), device), compute_dtype)
         return _dress(copy, original, device)
     with torch.no_grad():
@@ -125,7 +119,7 @@ def _standing_for(original: torch.Tensor, data: torch.Tensor, device: Device) ->
         return _dress(data, original, device)
     gradient = original.requires_grad and (data.is_floating_point() or data.is_complex())
     if gradient and torch.is_autocast_enabled(device.type):
-        # Autocast keeps its casts of leaves that want gradients until it ends: in time, of all.
+        # Autocast keeps its casts of leaves that want gradients, of all layers, until it ends.
         gradient = False
     return _dress(torch.Tensor._make_subclass(kind, data, gradient), original, device)
 

@@ -231,8 +231,8 @@ class Engine:
                 span = profile.copies_alone(engine.queue, group.name, original)
                 make = functools.partial(make_device_copy, original, *wanted)
                 copies[i] = self._prefetcher.retry_without_memory(engine, make)
-                if span is not None:
-                    span.end_now()
+                if span is not None:  # the host has waited for it
+                    span.end = span.profile.now()
         return {id(original): copies[i] for i, original in enumerate(originals)}
 
     def _end(self, residency: Residency) -> None:

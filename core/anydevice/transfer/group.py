@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Container, Iterator, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -39,7 +38,7 @@ class OffloadGroup:
         device: where they are needed.
         compute_dtype: the copies' dtype, for floating-point weights; None keeps each one's own.
         pins_mapped: whether weights that are views of files may be page-locked in memory.
-        compares: whether writes to the copies' ``.data``, of which nothing tells, are found by
+        compares: whether writes to the copies' ``.data``, which no version shows, are found by
             comparing when a call ends.
         prefetch_score: how often a guess that it comes next was right, less how often it was wrong.
         plan: how it is copied, and the signature of the weights for which that was planned.
@@ -245,12 +244,7 @@ class GroupCall:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         try:
             self.leave()
         finally:

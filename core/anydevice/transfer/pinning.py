@@ -1,4 +1,4 @@
-"""Resting weights are page-locked once, so that the link can take them at its full speed."""
+"""Offloaded weights are page-locked once, so that they are copied at the link's full speed."""
 
 from __future__ import annotations
 

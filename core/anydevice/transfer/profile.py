@@ -41,6 +41,7 @@ class Span:
         group: its name.
         device: where its weights were needed.
         row: ``"link"`` for copies, ``"compute"`` for the time that device copies were in the slots.
+        profile: the profile that it is part of.
         nbytes: that were copied.
         copies: that it took.
         ahead: whether it started before it was needed.
@@ -52,28 +53,21 @@ class Span:
     group: str
     device: str
     row: str
+    profile: TransferProfile = dataclasses.field(repr=False)
     nbytes: int = 0
     copies: int = 0
     ahead: bool = False
     begin: float | None = None
     end: float | None = None
     link: Span | None = None
-    _profile: TransferProfile | None = dataclasses.field(default=None, repr=False)
 
     def begin_at(self, queue: DeviceQueue, stream: Any) -> None:
         """It begins when the device gets to what is queued on a stream now."""
-        assert self._profile is not None
-        self._profile.set_when(queue, stream, queue.record(stream), self, "begin")
+        self.profile.set_when(queue, stream, queue.record(stream), self, "begin")
 
     def end_at(self, queue: DeviceQueue, stream: Any, event: Any) -> None:
         """It ends when an event of a stream is reached."""
-        assert self._profile is not None
-        self._profile.set_when(queue, stream, event, self, "end")
-
-    def end_now(self) -> None:
-        """The host has waited for it."""
-        assert self._profile is not None
-        self.end = self._profile.now()
+        self.profile.set_when(queue, stream, event, self, "end")
 
     @property
     def seconds(self) -> float:
@@ -228,8 +222,7 @@ def copies_alone(queue: DeviceQueue, group: str, tensor: torch.Tensor) -> Span |
         return None
     span = _new(queue, group, "link", tensor.nbytes, 1)
     if span is not None:
-        assert span._profile is not None
-        span.begin = span._profile.now()
+        span.begin = span.profile.now()
     return span
 
 
@@ -248,7 +241,7 @@ def _new(
     profile = _active
     if profile is None:
         return None
-    span = Span(group, str(queue.device), row, nbytes, copies, ahead, _profile=profile)
+    span = Span(group, str(queue.device), row, profile, nbytes, copies, ahead)
     profile.note(span)
     return span
 

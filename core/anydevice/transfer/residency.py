@@ -55,7 +55,7 @@ class Residency:
         users: ids of the calls that use the device copies, and their streams.
         swapped: the device copies in their slots.
         copy_ids: ids of the device copies.
-        compares: whether changes that no version tells of are looked for.
+        compares: whether changes that no version shows are looked for.
     """
 
     def __init__(self, engine: CopyEngine, group_id: int = 0, owner: int = 0) -> None:
@@ -136,7 +136,7 @@ class Residency:
         self._queued.set()
 
     def is_wanted(self) -> bool:
-        """Whether readers shall go on."""
+        """Whether readers must go on."""
         return self.state is not ResidencyState.RELEASED
 
     def deliver(self, chunk: ChunkCopy, memory: torch.Tensor) -> Any:

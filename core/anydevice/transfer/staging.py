@@ -9,7 +9,6 @@ page-locked.
 from __future__ import annotations
 
 import concurrent.futures
-import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -51,12 +50,6 @@ class StagingBuffer:
                 self.pinned = True
             except RuntimeError:  # no more memory may be locked: copies out of it block
                 pass
-
-    @property
-    def memory(self) -> memoryview:
-        """Its bytes, for reading a file into them."""
-        array = (ctypes.c_ubyte * self.tensor.nbytes).from_address(self.tensor.data_ptr())
-        return memoryview(array).cast("B")
 
 
 class StagingRing:

@@ -50,7 +50,7 @@ def swap_back(swapped: list[SwappedTensor], device: torch.device, *, compares: b
     Args:
         swapped: emptied, one by one; after an interrupt, call again with what is left.
         device: of the copies.
-        compares: whether all are compared, to find changes that no version tells of.
+        compares: whether all are compared, to find changes that no version shows.
 
     Raises:
         Exception: the first that came up; all slots have their originals nevertheless.
@@ -95,10 +95,10 @@ def _restore(
 
 
 def _is_doubtful(module: nn.Module, busy: set[int]) -> bool:
-    """Whether a module may have changed its buffers without their versions telling.
+    """Whether a module may have changed its buffers without a change of their versions.
 
     Batch norm's kernel updates the running statistics so; it counts its batches in a buffer next to
-    them, whose version tells. Others write to ``buffer.data`` while they are trained.
+    them, whose version shows it. Others write to ``buffer.data`` while they are trained.
     """
     if id(module) in busy:
         return True

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
 from anydevice.transfer.group import OffloadGroup
@@ -128,7 +127,7 @@ class ForwardPass:
 
 
 class PassCall:
-    """A call of the whole model: tells the engine where it begins and ends. Calls may be nested.
+    """A call of the whole model: notifies the engine where it begins and ends. Calls may be nested.
 
     Without it the engine guesses. Nothing is copied ahead across the end of a pass, where weights
     may be changed in ways that cannot be detected (``weight.data.mul_(2)``).
@@ -157,12 +156,7 @@ class PassCall:
         self.begin()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         try:
             self.end()
         finally:
