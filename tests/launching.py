@@ -18,6 +18,7 @@ import atexit
 import base64
 import contextlib
 import fcntl
+import gc
 import importlib
 import importlib.util
 import io
@@ -67,7 +68,7 @@ def run_ranks(
         check: raise where a rank fails; else its result is a `Failed`.
         environment: more variables; None takes one away.
         imports: modules that are imported once, before the ranks are forked, where each of them
-            would import them: ``torch._dynamo`` takes seconds.
+            would import them: those of transformers take seconds. Other launches don't see them.
     """
     job = {
         "file": function.__code__.co_filename,
@@ -78,7 +79,7 @@ def run_ranks(
         "args": args,
         "timeout": timeout,
         "environment": environment or {},
-        "imports": imports,
+        "imports": tuple(imports),
         "path": sys.path,
     }
     results = _server().ask(job)
@@ -178,14 +179,19 @@ def _load(answer):
 
 # ---------------------------------------------------------------------- in the one that forks
 
-#: What takes long to import, and starts nothing.
+#: What ranks import, and starts nothing. Each optimizer imports dynamo.
 _WARM = (
     "torch",
-    "torch.distributed",
+    "torch._dynamo",
+    "torch.distributed.checkpoint",
     "torch.distributed.fsdp",
+    "torch.distributed.pipelining",
     "torch.distributed.tensor.parallel",
-    "anydevice.processes",
-    "anydevice.collectives",
+    "huggingface_hub.serialization",
+    "psutil",
+    "anydevice.distributed",
+    "anydevice.training",
+    "anydevice_backends.cpu",
     "anydevice_conformance.simulator",
 )
 
@@ -195,15 +201,62 @@ def _serve():
         importlib.import_module(name)
     answers = os.dup(1)
     os.dup2(2, 1)  # what ranks print goes to stderr
-    for line in sys.stdin.buffer:
-        found = _run(pickle.loads(base64.b64decode(line)))
-        with os.fdopen(os.dup(answers), "wb") as file:
-            file.write(base64.b64encode(pickle.dumps(found)) + b"\n")
+    _answer(sys.stdin.buffer, answers)
+
+
+def _answer(jobs, answers):
+    """Do each job that comes, until no more come; those with `imports` in a process for these."""
+    gc.collect()
+    gc.freeze()  # a collection in a rank would copy the pages of all that it looks at
+    with contextlib.ExitStack() as stack, os.fdopen(answers, "wb") as file:
+        helpers = {}
+        for line in jobs:
+            job = pickle.loads(base64.b64decode(line))
+            imports = job.pop("imports", ())
+            if not imports:
+                answer = base64.b64encode(pickle.dumps(_run(job))) + b"\n"
+            else:
+                if imports not in helpers:
+                    helpers[imports] = stack.enter_context(_helper(job["path"], imports))
+                answer = helpers[imports](base64.b64encode(pickle.dumps(job)) + b"\n")
+                assert answer, f"{imports} cannot be imported"
+            file.write(answer)
+            file.flush()
+
+
+@contextlib.contextmanager
+def _helper(path, imports):
+    """A fork of this process that has imported more, and asks it to do a job."""
+    (their_jobs, jobs), (answers, their_answers) = os.pipe(), os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            os.close(jobs)
+            os.close(answers)
+            sys.path[:] = path
+            for name in imports:
+                importlib.import_module(name)
+            with os.fdopen(their_jobs, "rb") as lines:
+                _answer(lines, their_answers)
+        except BaseException:  # noqa: BLE001 - a fork must not go on where its parent does
+            traceback.print_exc()
+        finally:
+            os._exit(0)
+    os.close(their_jobs)
+    os.close(their_answers)
+
+    with os.fdopen(jobs, "wb") as asked, os.fdopen(answers, "rb") as answered:
+
+        def ask(line):
+            asked.write(line)
+            asked.flush()
+            return answered.readline()
+
+        yield ask
+    os.waitpid(pid, 0)
 
 
 def _run(job):
-    for name in job["imports"]:
-        importlib.import_module(name)
     port = free_port()
     ranks = [_fork(job, rank, port) for rank in range(job["size"])]
     deadline = time.monotonic() + job["timeout"]

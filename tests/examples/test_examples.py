@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 from examples import example_ranks
 from launching import run_ranks as launch
-from training.loops import HEAVY
 
 # With the other tests whose ranks train: what these import is imported once, not in each worker.
 pytestmark = pytest.mark.xdist_group("training")
 
 run_ranks = functools.partial(
-    launch, imports=(*HEAVY, "transformers.models.llama", "sklearn.datasets")
+    launch, imports=["transformers.models.llama.modeling_llama", "sklearn.datasets"]
 )
 
 

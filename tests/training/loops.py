@@ -16,15 +16,6 @@ from anydevice.engines import (
 from anydevice.training import Accelerator, AcceleratorState, GradientState
 
 STEPS = 20
-#: What every training rank imports: once, before ranks are forked.
-HEAVY = (
-    "torch._dynamo",
-    "torch.distributed.checkpoint",
-    "torch.distributed.fsdp",
-    "torch.distributed.tensor.parallel",
-    "huggingface_hub.serialization",
-    "anydevice.training",
-)
 BATCH = 2
 
 

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import functools
-
 import pytest
 import torch
-from launching import free_port
-from launching import run_ranks as launch
+from launching import free_port, run_ranks
 from safetensors.torch import load_file
 from training import checkpoint_ranks
-from training.loops import HEAVY, Net, fresh
+from training.loops import Net, fresh
 
 from anydevice import Accelerator, ProjectConfiguration
 from anydevice.errors import CheckpointMismatchError, CorruptCheckpointError, OptionError
 
 # With the other tests whose ranks train: what these import is imported once, not in each worker.
 pytestmark = pytest.mark.xdist_group("training")
-
-run_ranks = functools.partial(launch, imports=HEAVY)
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +108,9 @@ def test_a_rank_that_is_killed_while_saving_is_named(tmp_path):
 
 def test_adapters_of_a_sharded_model_are_saved_alone(tmp_path):
     pytest.importorskip("peft")
-    assert all(run_ranks(checkpoint_ranks.adapters_alone, 2, "cpu", str(tmp_path)))
+    assert all(
+        run_ranks(checkpoint_ranks.adapters_alone, 2, "cpu", str(tmp_path), imports=["peft"])
+    )
 
 
 def test_a_folder_of_the_peer_loads(tmp_path):

@@ -6,18 +6,13 @@ some. `python scripts/try_grid` goes through all.
 
 from __future__ import annotations
 
-import functools
-
 import pytest
-from launching import run_ranks as launch
+from launching import run_ranks
 from training import equality_ranks
 from training.equality_ranks import CHOICES, MIXED, cells
-from training.loops import HEAVY
 
 # With the other tests whose ranks train: what these import is imported once, not in each worker.
 pytestmark = pytest.mark.xdist_group("training")
-
-run_ranks = functools.partial(launch, imports=(*HEAVY, "torch.distributed.pipelining"))
 
 GRIDS = {
     "2-cpu": (2, "cpu", [*cells(), *CHOICES]),

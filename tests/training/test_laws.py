@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import functools
-
 import pytest
-from launching import run_ranks as launch
+from launching import run_ranks
 from training import laws_ranks
-from training.loops import HEAVY
 
 # With the other tests whose ranks train: what these import is imported once, not in each worker.
 pytestmark = pytest.mark.xdist_group("training")
 
-run_ranks = functools.partial(launch, imports=HEAVY)
+#: What a first `torch.compile` imports.
+COMPILING = (
+    "torch._functorch.aot_autograd",
+    "torch._inductor.output_code",
+    "torch.distributed.tensor.experimental",
+)
 
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_all_laws(size):
-    for failed in run_ranks(laws_ranks.all_checks, size, timeout=250):
+    for failed in run_ranks(laws_ranks.all_checks, size, timeout=250, imports=COMPILING):
         assert not failed, "\n".join(f"{check}: {text}" for check, text in failed.items())
 
 

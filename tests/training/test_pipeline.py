@@ -7,14 +7,11 @@ import functools
 import pytest
 from launching import run_ranks as launch
 from training import pipeline_ranks
-from training.loops import HEAVY
 
 # With the other tests whose ranks train: what these import is imported once, not in each worker.
 pytestmark = pytest.mark.xdist_group("training")
 
-run_ranks = functools.partial(
-    launch, imports=(*HEAVY, "torch.distributed.pipelining", "transformers.models.llama")
-)
+run_ranks = functools.partial(launch, imports=["transformers.models.llama.modeling_llama"])
 
 
 @pytest.mark.parametrize(("size", "device"), [(2, "sim"), (4, "cpu")])

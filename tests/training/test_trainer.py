@@ -7,12 +7,11 @@ import functools
 import pytest
 from launching import run_ranks as launch
 from training import trainer_ranks
-from training.loops import HEAVY
 
 # With the other tests whose ranks train: what these import is imported once, not in each worker.
 pytestmark = pytest.mark.xdist_group("training")
 
-run_ranks = functools.partial(launch, imports=(*HEAVY, "transformers.models.llama"))
+run_ranks = functools.partial(launch, imports=["training.in_its_place"])
 
 
 @pytest.mark.parametrize(("size", "sharded"), [(1, False), (2, False), (2, True)])

@@ -2,33 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-
 import torch
-
-PATHS = [
-    *("accelerator", "big_modeling", "data_loader", "hooks", "launchers", "logging", "optimizer"),
-    *("parallelism_config", "scheduler", "state", "tracking", "utils", "utils.dataclasses"),
-    *(
-        "utils.constants",
-        "utils.deepspeed",
-        "utils.fsdp_utils",
-        "utils.imports",
-        "utils.memory",
-        "utils.modeling",
-        "utils.offload",
-        "utils.operations",
-        "utils.other",
-    ),
-]
-
-
-def import_changed():
-    """What ``import accelerate`` finds is anydevice."""
-    sys.modules["accelerate"] = importlib.import_module("anydevice")
-    for path in PATHS:
-        sys.modules[f"accelerate.{path}"] = importlib.import_module(f"anydevice.{path}")
 
 
 def tiny_llama():
@@ -49,7 +23,6 @@ def tiny_llama():
 
 
 def train(rank, size, folder, sharded=False):
-    import_changed()
     from transformers import Trainer, TrainingArguments
 
     data = tiny_llama()[1]
