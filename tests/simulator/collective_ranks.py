@@ -56,9 +56,11 @@ def every_kind(rank, size):
     found["all_to_all list"] = [output.tolist() for output in outputs]
     if rank == 0:
         dist.send(full(7), dst=1)
+        dist.send(full(8), dst=1)
     elif rank == 1:
         dist.recv(part, src=0)
         found["recv"] = part.tolist()
+        found["sender"] = dist.recv(part)
     empty = torch.empty(0, 3, device=device)
     dist.all_reduce(empty)
     dist.barrier()

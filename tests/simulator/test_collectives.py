@@ -26,6 +26,7 @@ def test_every_collective(size):
         assert seen["all_to_all"] == [rank + 10 * r for r in range(size)]
         assert seen["all_to_all list"] == [[rank] * (r + 1) for r in range(size)]
         assert seen.get("recv") == ([7, 7] if rank == 1 else None)
+        assert seen.get("sender") == (0 if rank == 1 else None)
         assert seen.get("pair") == (2 if rank < 2 else None)
 
 

@@ -6,6 +6,7 @@ import io
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 pytestmark = pytest.mark.usefixtures("machine")
 
@@ -126,6 +127,13 @@ def test_backward_crosses_devices(x):
     for p, q in zip(host.parameters(), split.parameters(), strict=True):
         assert torch.equal(q.grad.cpu(), p.grad)
     assert split[3].weight.grad.device == torch.device("sim:1")
+
+
+def test_recomputed_blocks_drop_the_same_elements():
+    x = torch.ones(64, device="sim:1", requires_grad=True)
+    y = checkpoint(lambda t: nn.functional.dropout(t, 0.5), x, use_reentrant=False)
+    y.sum().backward()
+    assert torch.equal(x.grad, y)
 
 
 def test_autocast_picks_the_precision_by_operator(x):

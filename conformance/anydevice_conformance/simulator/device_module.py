@@ -64,6 +64,8 @@ def init() -> None:
 
 
 _lazy_init = init
+#: torch.utils.checkpoint asks for it before it keeps the device's generator for the recomputation.
+_initialized = True
 
 
 def _is_in_bad_fork() -> bool:

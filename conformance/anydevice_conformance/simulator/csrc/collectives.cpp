@@ -97,7 +97,12 @@ class SimWork final : public c10d::Work {
   void blockCurrentStream() override { wait(kNoTimeout); }
   Tensors result() override { return outputs_; }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
-  int sourceRank() const override { return carried_.at(0)->sourceRank(); }
+  // Known once the message is there: the host waits for it.
+  int sourceRank() const override {
+    Lock lock(runtime().mutex);
+    host_sync(lock, end_->stream, end_->position);
+    return carried_.at(0)->sourceRank();
+  }
 
  private:
   int device_;
