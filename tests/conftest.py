@@ -35,6 +35,15 @@ settings.register_profile(
 )
 
 
+# Tests here take seconds each. They start first, so that no worker ends long after the others.
+_LONG = {"cli", "launch", "vendor"}
+
+
+def pytest_collection_modifyitems(items):
+    """Put the long tests first."""
+    items.sort(key=lambda item: not _LONG & set(item.path.parts))
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread():
     """Small tensors on few cores: torch's own threads would only get in each other's way."""
