@@ -18,24 +18,22 @@ import atexit
 import base64
 import contextlib
 import fcntl
-import gc
-import importlib
-import importlib.util
 import io
+import json
 import os
 import pickle
 import random
+import select
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
-import time
-import traceback
 from pathlib import Path
+from types import SimpleNamespace
 
-__all__ = ["Failed", "free_port", "run_ranks"]
+__all__ = ["Failed", "fork_launches", "free_port", "run_ranks", "warm_python"]
 
 
 class Failed:
@@ -89,6 +87,53 @@ def run_ranks(
     return results
 
 
+class WarmPython:
+    """Takes the place of `subprocess.Popen` for ``python -m``: a fork, and no new interpreter."""
+
+    returncode = None
+
+    def __init__(self, command, env, start_new_session=False):
+        python, option, module, *arguments = command
+        assert (python, option) == (sys.executable, "-m"), command
+        self._socket, self.pid = _start_warm(_warm_socket(), module, arguments, env)
+
+    def poll(self):
+        if self.returncode is None and select.select([self._socket], [], [], 0)[0]:
+            self.wait()
+        return self.returncode
+
+    def wait(self):
+        if self.returncode is None:
+            self.returncode = _warm_code(self._socket)
+        return self.returncode
+
+    def send_signal(self, number):
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self):
+        self.send_signal(signal.SIGKILL)
+
+
+def fork_launches(patch):
+    """The process that a launch starts is a fork, which takes a tenth of the time."""
+    patch.setattr("anydevice.launch.execute.subprocess", SimpleNamespace(Popen=WarmPython))
+
+
+def warm_python(folder, imports=()):
+    """A program in a folder that runs modules as Python does, in forks: for ``PYTHON_EXEC``.
+
+    Args:
+        folder: where.
+        imports: as of `run_ranks`.
+    """
+    program = Path(folder) / "warm-python"
+    text = _PROGRAM.format(here=__file__, path=_warm_socket(imports))
+    program.write_text(f"#!{sys.executable} -I\n{text}")
+    program.chmod(0o755)
+    return str(program)
+
+
 def free_port():
     """A port that nobody uses now, and no other test meanwhile.
 
@@ -122,7 +167,7 @@ class _Server:
     def __init__(self):
         self._lock = threading.Lock()
         self._process = subprocess.Popen(
-            [sys.executable, __file__],
+            [sys.executable, Path(__file__).with_name("forking.py")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -141,7 +186,8 @@ class _Server:
             line = self._process.stdout.readline()
         if not line:
             raise AssertionError("the process that forks ranks has died")
-        return [_load(answer) for answer in pickle.loads(base64.b64decode(line))]
+        found = pickle.loads(base64.b64decode(line))
+        return found if "listen" in job else [_load(answer) for answer in found]
 
     def close(self):
         if self._owner == os.getpid():
@@ -153,14 +199,70 @@ class _Server:
             self._process.stdout.close()
 
 
+#: What `warm_python` writes.
+_PROGRAM = """
+import os, runpy, signal, sys
+
+launching = runpy.run_path({here!r})
+unbuffered, option, module, *arguments = sys.argv[1:]
+assert (unbuffered, option) == ("-u", "-m"), sys.argv
+socket, pid = launching["_start_warm"]({path!r}, module, arguments, os.environ)
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda number, frame: os.kill(pid, number))
+code = launching["_warm_code"](socket)
+if code < 0:
+    signal.signal(-code, signal.SIG_DFL)
+    os.kill(os.getpid(), -code)
+sys.exit(code)
+"""
+
+
+def _start_warm(path, module, arguments, environment):
+    """Start a module in a fork with this process's streams; returns the connection and its pid."""
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(path)
+    job = {
+        "module": module,
+        "arguments": arguments,
+        "environment": dict(environment),
+        "folder": os.getcwd(),
+    }
+    socket.send_fds(connection, [b"."], [0, 1, 2])
+    connection.sendall(json.dumps(job).encode() + b"\n")
+    return connection, int(_line(connection))
+
+
+def _warm_code(connection):
+    """Wait for a fork's end; its exit code, negative for a signal."""
+    with connection:
+        return int(_line(connection))
+
+
+def _line(connection):
+    line = b""
+    while not line.endswith(b"\n"):
+        part = connection.recv(1)
+        if not part:
+            raise AssertionError("the process that forks interpreters has died")
+        line += part
+    return line
+
+
+def _warm_socket(imports=()):
+    """Where the process listens that forks interpreters."""
+    return _server().ask({"listen": True, "imports": tuple(imports), "path": sys.path})[0]
+
+
 _found = None
+_finding = threading.Lock()
 
 
 def _server():
     global _found
-    if _found is None or not _found.is_usable:
-        _found = _Server()
-    return _found
+    with _finding:  # two launches at once start one
+        if _found is None or not _found.is_usable:
+            _found = _Server()
+        return _found
 
 
 def _load(answer):
@@ -175,216 +277,3 @@ def _load(answer):
     except Exception as problem:  # noqa: BLE001 - an error of a class that cannot be brought over
         error, text = None, f"{text}\n(not brought over: {problem})"
     return Failed(error, text)
-
-
-# ---------------------------------------------------------------------- in the one that forks
-
-#: What ranks import, and starts nothing. Each optimizer imports dynamo.
-_WARM = (
-    "torch",
-    "torch._dynamo",
-    "torch.distributed.checkpoint",
-    "torch.distributed.fsdp",
-    "torch.distributed.pipelining",
-    "torch.distributed.tensor.parallel",
-    "huggingface_hub.serialization",
-    "psutil",
-    "anydevice.distributed",
-    "anydevice.training",
-    "anydevice_backends.cpu",
-    "anydevice_conformance.simulator",
-)
-
-
-def _serve():
-    for name in _WARM:
-        importlib.import_module(name)
-    answers = os.dup(1)
-    os.dup2(2, 1)  # what ranks print goes to stderr
-    _answer(sys.stdin.buffer, answers)
-
-
-def _answer(jobs, answers):
-    """Do each job that comes, until no more come; those with `imports` in a process for these."""
-    gc.collect()
-    gc.freeze()  # a collection in a rank would copy the pages of all that it looks at
-    with contextlib.ExitStack() as stack, os.fdopen(answers, "wb") as file:
-        helpers = {}
-        for line in jobs:
-            job = pickle.loads(base64.b64decode(line))
-            imports = job.pop("imports", ())
-            if not imports:
-                answer = base64.b64encode(pickle.dumps(_run(job))) + b"\n"
-            else:
-                if imports not in helpers:
-                    helpers[imports] = stack.enter_context(_helper(job["path"], imports))
-                answer = helpers[imports](base64.b64encode(pickle.dumps(job)) + b"\n")
-                assert answer, f"{imports} cannot be imported"
-            file.write(answer)
-            file.flush()
-
-
-@contextlib.contextmanager
-def _helper(path, imports):
-    """A fork of this process that has imported more, and asks it to do a job."""
-    (their_jobs, jobs), (answers, their_answers) = os.pipe(), os.pipe()
-    pid = os.fork()
-    if not pid:
-        try:
-            os.close(jobs)
-            os.close(answers)
-            sys.path[:] = path
-            for name in imports:
-                importlib.import_module(name)
-            with os.fdopen(their_jobs, "rb") as lines:
-                _answer(lines, their_answers)
-        except BaseException:  # noqa: BLE001 - a fork must not go on where its parent does
-            traceback.print_exc()
-        finally:
-            os._exit(0)
-    os.close(their_jobs)
-    os.close(their_answers)
-
-    with os.fdopen(jobs, "wb") as asked, os.fdopen(answers, "rb") as answered:
-
-        def ask(line):
-            asked.write(line)
-            asked.flush()
-            return answered.readline()
-
-        yield ask
-    os.waitpid(pid, 0)
-
-
-def _run(job):
-    port = free_port()
-    ranks = [_fork(job, rank, port) for rank in range(job["size"])]
-    deadline = time.monotonic() + job["timeout"]
-    threads = [threading.Thread(target=rank.wait, args=(deadline,)) for rank in ranks]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return [rank.answer() for rank in ranks]
-
-
-class _Rank:
-    def __init__(self, pid, answers, words):
-        self.pid, self.answers, self.words = pid, answers, words
-        self.hung = False
-        self.data = b""
-
-    def wait(self, deadline):
-        timer = threading.Timer(max(deadline - time.monotonic(), 0.1), self._kill)
-        timer.start()
-        with os.fdopen(self.answers, "rb") as file:
-            self.data = file.read()
-        _, self.status = os.waitpid(self.pid, 0)
-        timer.cancel()
-
-    def _kill(self):
-        self.hung = True
-        os.kill(self.pid, signal.SIGKILL)
-
-    def answer(self):
-        self.words.seek(0)
-        said = self.words.read()[-6000:]
-        self.words.close()
-        try:
-            kind, value, text = pickle.loads(self.data)
-        except Exception:  # noqa: BLE001 - it died before it could answer
-            why = "hung, and was killed" if self.hung else f"ended with status {self.status}"
-            return ("failed", b"", f"{why}\n{said}")
-        return (kind, value, f"{text}\n{said}" if kind != "result" else "")
-
-
-def _fork(job, rank, port):
-    reader, writer = os.pipe()
-    words = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - closed by `answer`
-    pid = os.fork()
-    if pid:
-        os.close(writer)
-        return _Rank(pid, reader, words)
-    os.close(reader)
-    try:
-        os.dup2(words.fileno(), 1)
-        os.dup2(words.fileno(), 2)
-        answer = _call(job, rank, port)
-        with os.fdopen(writer, "wb") as file:
-            file.write(pickle.dumps(answer))
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
-
-
-def _call(job, rank, port):
-    """The body of a rank."""
-    size = job["size"]
-    os.environ.update(
-        RANK=str(rank),
-        WORLD_SIZE=str(size),
-        LOCAL_RANK=str(rank),
-        LOCAL_WORLD_SIZE=str(size),
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
-        TORCH_CPP_LOG_LEVEL="ERROR",
-    )
-    os.environ.pop("ANYDEVICE_SIMULATOR", None)
-    if job["device_type"] == "sim":
-        os.environ["ANYDEVICE_SIMULATOR"] = f"devices={max(size, 2)},memory=256MiB"
-    for name, value in job["environment"].items():
-        os.environ.pop(name, None)
-        if value is not None:
-            os.environ[name] = value.format(rank=rank, size=size, port=port)
-    sys.path[:] = job["path"]
-    try:
-        import torch
-
-        torch.set_num_threads(1)
-        if job["device_type"] != "cpu":
-            from anydevice.registry import get_backend
-
-            assert get_backend(job["device_type"]).device_count() >= size
-        result = _function(job)(rank, size, *job["args"])
-        buffer = io.BytesIO()
-        torch.save(result, buffer)  # which brings over tensors of every dtype
-        answer = ("result", buffer.getvalue(), "")
-    except BaseException as error:  # noqa: BLE001 - brought to the test
-        buffer = io.StringIO()
-        traceback.print_exc(file=buffer)
-        try:
-            value = pickle.dumps(error.with_traceback(None))
-        except Exception:  # noqa: BLE001 - see `_load`
-            value = b""
-        answer = ("failed", value, buffer.getvalue())
-    _leave()
-    return answer
-
-
-def _leave():
-    from anydevice.processes import PartialState
-
-    with contextlib.suppress(Exception):
-        if PartialState._shared_state:
-            PartialState().destroy_process_group()
-        elif __import__("torch").distributed.is_initialized():
-            __import__("torch").distributed.destroy_process_group()
-
-
-def _function(job):
-    path = Path(job["file"])
-    sys.path.insert(0, str(path.parent))
-    # By the name that the test knows it by, so that what its classes make can be brought back.
-    spec = importlib.util.spec_from_file_location(job["module"], path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    found = module
-    for part in job["function"].split("."):
-        found = getattr(found, part)
-    return found
-
-
-if __name__ == "__main__":
-    _serve()

@@ -21,7 +21,7 @@ import traceback
 from collections.abc import Mapping
 from typing import Any, Final, NoReturn
 
-__all__ = ["main"]
+__all__ = ["main", "serve"]
 
 #: What the suite's processes import, and touches no device. Each optimizer imports dynamo.
 _PRELOADED: Final = (
@@ -41,10 +41,15 @@ def main() -> None:
     listener.bind(sys.argv[1])
     listener.listen(16)
     print("listening", flush=True)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the one that started it ends it
     for name in _PRELOADED:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    serve(listener)
+
+
+def serve(listener: socket.socket) -> None:
+    """Fork for whoever connects, until standard input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the one that started it ends it
     signal.signal(signal.SIGCHLD, _reap)
     while sys.stdin not in select.select([sys.stdin, listener], [], [])[0]:
         connection = listener.accept()[0]
@@ -73,10 +78,17 @@ def _keep(connection: socket.socket) -> NoReturn:
         for descriptor in (*descriptors, 0, 1, 2):
             os.close(descriptor)
         connection.sendall(f"{child}\n".encode())
+        threading.Thread(target=_end_with, args=(connection, child), daemon=True).start()
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         connection.sendall(f"{code}\n".encode())
     finally:
         os._exit(0)
+
+
+def _end_with(connection: socket.socket, child: int) -> None:
+    """End the job once nobody waits for it."""
+    connection.recv(1)
+    os.kill(child, signal.SIGKILL)
 
 
 def _become(job: dict[str, Any], descriptors: list[int]) -> NoReturn:

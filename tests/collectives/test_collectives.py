@@ -21,6 +21,9 @@ from anydevice.collectives import (
 from anydevice.errors import CollectiveMismatchError, MissingRankError, OptionError
 from anydevice.processes import PartialState
 
+# With the other tests of several processes: one worker has the process that forks them.
+pytestmark = pytest.mark.xdist_group("distributed")
+
 LAUNCHES = ["cpu-2", "cpu-4", "sim-2", "sim-4"]
 
 

@@ -11,7 +11,7 @@ import sys
 import pytest
 import torch
 from distributed import models, pipeline_ranks
-from launching import Failed
+from launching import Failed, warm_python
 from launching import run_ranks as launch
 
 # One worker imports the models once.
@@ -97,7 +97,7 @@ state.destroy_process_group()
 
 @pytest.mark.parametrize("starter", ["torchrun", "anydevice launch"])
 def test_a_script_that_is_started_as_users_start_it(saved, tmp_path, starter):
-    """On the host by torchrun, on accelerators by `anydevice launch`."""
+    """On the host by torchrun, on accelerators by `anydevice launch`, here with forks as ranks."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
@@ -108,6 +108,7 @@ def test_a_script_that_is_started_as_users_start_it(saved, tmp_path, starter):
     else:
         kind, words = "sim", ["anydevice", "launch", "--num_processes", "2"]
         environment |= {"ANYDEVICE_SIMULATOR": "devices=2", "HF_HOME": str(tmp_path)}
+        environment["PYTHON_EXEC"] = warm_python(tmp_path, models.MODULES)
     command = [sys.executable, "-m", *words, str(script), str(saved["llama"][0]), str(tmp_path)]
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=200, check=False

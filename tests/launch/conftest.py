@@ -6,6 +6,7 @@ import textwrap
 import time
 
 import pytest
+from launching import fork_launches
 
 from anydevice import cli
 from anydevice_conformance.simulator.backend import SimulatorBackend
@@ -49,6 +50,11 @@ def is_gone(pid):
 
 
 class Launcher:
+    """Launches of scripts; the launcher's own process is a fork, which takes a tenth of the time.
+
+    (A new one, as for users: `fresh=True`, and `test_terminal.py`, `tests/cli/test_selftest.py`.)
+    """
+
     def __init__(self, folder):
         self.folder = folder
         self.records = folder / "records"
@@ -59,8 +65,11 @@ class Launcher:
         path.write_text(textwrap.dedent(text))
         return str(path)
 
-    def run(self, *words):
-        return cli.main(["launch", *map(str, words)])
+    def run(self, *words, fresh=False):
+        with pytest.MonkeyPatch.context() as patch:
+            if not fresh:
+                fork_launches(patch)
+            return cli.main(["launch", *map(str, words)])
 
     def recorded(self):
         """What each process wrote, by rank and restart."""

@@ -9,6 +9,9 @@ import pytest
 
 from .conftest import HANGS, RECORD, is_gone, wait_for
 
+# With the other tests of several processes: one worker has the process that forks them.
+pytestmark = pytest.mark.xdist_group("distributed")
+
 #: Rank 1 does it; rank 0 waits, or fails after it because of it.
 FAILURES = """
     import os, pathlib, signal, sys, time

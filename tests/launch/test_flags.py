@@ -3,12 +3,15 @@
 import os
 
 import pytest
-from launching import free_port
+from launching import free_port, warm_python
 
 from anydevice.launch.table import BY_NAME
 
 from . import test_before_start, test_launch, test_machines
 from .conftest import RECORD
+
+# With the other tests of several processes: one worker has the process that forks them.
+pytestmark = pytest.mark.xdist_group("distributed")
 
 #: Flags, and the variables that the script must see.
 FLAGS = {
@@ -84,7 +87,8 @@ def test_each_flag_reaches_the_processes(launcher):
     flags = [word for flag in FLAGS for word in flag.split(" ")]
     before = dict(os.environ)
     script, port = launcher.script(RECORD, "a script.py"), free_port()
-    assert launcher.run(*flags, "--main_process_port", port, script, *ARGUMENTS) == 0
+    words = [*flags, "--main_process_port", port, script, *ARGUMENTS]
+    assert launcher.run(*words, fresh=True) == 0
     assert dict(os.environ) == before
     found = launcher.recorded()
     assert list(found) == ["0-0", "1-0"]
@@ -135,6 +139,7 @@ def test_the_flags_of_deepspeed_reach_deepspeed(launcher, monkeypatch):
     launcher.script(STAND_IN, "deepspeed.py")
     monkeypatch.syspath_prepend(launcher.folder)
     monkeypatch.setenv("PYTHONPATH", str(launcher.folder))
+    monkeypatch.setenv("PYTHON_EXEC", warm_python(launcher.folder))
     file = launcher.folder / "ds.json"
     file.write_text('{"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": "auto"}}')
     flags = [word.format(file=file) for flag in DEEPSPEED_FLAGS for word in flag.split(" ")]

@@ -2,9 +2,15 @@
 
 import os
 
+import pytest
+from launching import warm_python
+
 from anydevice_conformance.simulator.backend import SimulatorBackend
 
 from .conftest import RECORD
+
+# With the other tests of several processes: one worker has the process that forks them.
+pytestmark = pytest.mark.xdist_group("distributed")
 
 
 def test_four_processes_on_accelerators_with_their_devices_hidden(launcher, simulator, monkeypatch):
@@ -65,8 +71,9 @@ ACCELERATOR = """
 """
 
 
-def test_an_accelerator_is_as_the_flags_say(launcher):
+def test_an_accelerator_is_as_the_flags_say(launcher, monkeypatch):
     """Four processes on the host; on accelerators: `tests/cli/test_selftest.py`."""
+    monkeypatch.setenv("PYTHON_EXEC", warm_python(launcher.folder))
     words = ["--mixed_precision", "bf16", "--gradient_accumulation_steps", 3]
     words += ["--cpu", "--num_processes", 4]
     assert launcher.run(*words, launcher.script(ACCELERATOR)) == 0

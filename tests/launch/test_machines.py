@@ -3,9 +3,13 @@
 import json
 import threading
 
+import pytest
 from launching import free_port
 
 from .conftest import RECORD
+
+# With the other tests of several processes: one worker has the process that forks them.
+pytestmark = pytest.mark.xdist_group("distributed")
 
 
 def launch_on_two_machines(launcher, script, *words):

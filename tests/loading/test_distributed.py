@@ -6,6 +6,9 @@ from launching import run_ranks
 from loading import ranks
 from safetensors.torch import save_file
 
+# With the other tests of several processes: one worker has the process that forks them.
+pytestmark = pytest.mark.xdist_group("distributed")
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):

@@ -20,6 +20,9 @@ from anydevice.errors import (
 )
 from anydevice.processes import DistributedType, PartialState
 
+# With the other tests of several processes: one worker has the process that forks them.
+pytestmark = pytest.mark.xdist_group("distributed")
+
 
 @pytest.fixture
 def alone(monkeypatch):

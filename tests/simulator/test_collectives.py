@@ -6,6 +6,9 @@ import pytest
 from launching import run_ranks
 from simulator import collective_ranks as ranks
 
+# With the other tests of several processes: one worker has the process that forks them.
+pytestmark = pytest.mark.xdist_group("distributed")
+
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_every_collective(size):

@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from launching import fork_launches
 from torch import nn
 
 from anydevice import Accelerator, cpu_offload
@@ -147,7 +148,9 @@ def test_a_configuration_file_is_read(tmp_path, monkeypatch):
         load_config_from_file()
 
 
-def test_a_program_launches(tmp_path, capfd):
+@pytest.mark.xdist_group("distributed")
+def test_a_program_launches(tmp_path, capfd, monkeypatch):
+    fork_launches(monkeypatch)
     script = tmp_path / "script.py"
     script.write_text("import sys; sys.exit(len(sys.argv) - 1)")
     words = ["--cpu", "--num_processes", "1", str(script)]

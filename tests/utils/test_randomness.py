@@ -10,6 +10,9 @@ from anydevice.errors import OptionError
 from anydevice.processes import PartialState, RNGType
 from anydevice.randomness import set_seed, synchronize_rng_state, synchronize_rng_states
 
+# With the other tests of several processes: one worker has the process that forks them.
+pytestmark = pytest.mark.xdist_group("distributed")
+
 
 @pytest.mark.parametrize("launch", ["cpu-2", "sim-2"])
 def test_processes_agree_where_they_should(launch, tmp_path):
