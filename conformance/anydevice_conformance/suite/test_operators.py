@@ -5,20 +5,74 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - its usual name
 
 from anydevice_conformance.laws import hold_each
 from anydevice_conformance.marks import slow
-from anydevice_conformance.operator_trials import Trial, check_trial, trials
+from anydevice_conformance.operator_trials import Trial, check_trial, trials, usual_trials
 from anydevice_conformance.outcomes import left_out
 from anydevice_conformance.subject import Subject
 from anydevice_conformance.torch_operators import unseeded
 
+#: What models call most.
+_OFTEN: Final[dict[str, Callable[[torch.Tensor], torch.Tensor]]] = {
+    "linear with bias": lambda x: F.linear(x, x, x[0]),
+    "matmul": lambda x: x @ x,
+    "bmm": lambda x: torch.bmm(x[None], x[None]),
+    "softmax": lambda x: x.softmax(-1),
+    "layer_norm": lambda x: F.layer_norm(x, (24,), x[0], x[1]),
+    "attention": lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None]),
+    "gelu and sum": lambda x: F.gelu(x) * x + x[0],
+    "rows by index": lambda x: x[[3, 0, 9, 3]],
+    "transposed copy": lambda x: x.t().contiguous(),
+}
 #: So many calls of each operator in each dtype.
 _ROUNDS: Final = 3
 #: After so many seconds a slow device has been tried enough.
 _SECONDS: Final = 120.0
+_QUICKLY: Final = 15.0
+
+
+def test_DTY_019_usual_operators(subject: Subject) -> None:
+    """The usual operators are right in each dtype that they take, and in each way to call them.
+
+    Found: an operator gives another value, shape or dtype than the host, in one dtype, layout, way
+    or situation; or it writes beside its result, or into an argument.
+    Fix: see the counterexample: strides and offsets of what is read and of ``out=``, the dtype.
+    """
+    rounds = max(1, subject.count // 40) if subject.count else 1 if subject.quick else 6
+
+    def law(trial: Trial) -> None:
+        check_trial(subject, trial)
+
+    tried = _in_time(usual_trials(subject, rounds), _QUICKLY if subject.quick else _SECONDS)
+    hold_each(subject, tried, law, lambda trial: ())
+
+
+def test_DTY_019_again(subject: Subject, index: int) -> None:
+    """The operators that models call most give the same again, as often as they are called.
+
+    Found: one of many calls gives something else.
+    Fix: look for a race, or for what is counted or kept from call to call.
+    """
+    times = 70 if subject.quick else 400
+    device = subject.device(index)
+    for dtype in subject.supported(torch.float32, torch.bfloat16, torch.float16):
+        values = torch.linspace(-2, 2, 24 * 24).reshape(24, 24).to(dtype).to(device)
+        for name, operator in _OFTEN.items():
+            first, once_more = operator(values), [operator(values) for _ in range(times)]
+            same = torch.stack([(one == first).all() for one in once_more]).cpu()
+            # A sum may come in another order; it is far from a wrong one.
+            wrong = [once_more[n].cpu().double() for n in (~same).nonzero().flatten().tolist()]
+            for one in wrong:
+                error = float((one - first.cpu().double()).abs().max() / first.cpu().abs().max())
+                assert error < 0.05, (
+                    f"{name} of {dtype} on device {index}: one of {times} calls gave another result"
+                )
 
 
 @slow
@@ -39,9 +93,9 @@ def test_DTY_019_operators(subject: Subject) -> None:
         check_trial(subject, trial)
 
     with unseeded():
-        hold_each(subject, _in_time(trials(subject, rounds)), law, lambda trial: ())
+        hold_each(subject, _in_time(trials(subject, rounds), _SECONDS), law, lambda trial: ())
 
 
-def _in_time(tried: Iterator[Trial]) -> Iterator[Trial]:
-    end = time.monotonic() + _SECONDS
+def _in_time(tried: Iterator[Trial], seconds: float) -> Iterator[Trial]:
+    end = time.monotonic() + seconds
     return itertools.takewhile(lambda trial: time.monotonic() < end, tried)

@@ -1,0 +1,145 @@
+"""What a usual operator is: described as torch describes its own, and made from a few words."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch
+
+from anydevice_conformance.dice import Dice
+
+__all__ = [
+    "BOOLS",
+    "FLOATS",
+    "INTEGERS",
+    "Make",
+    "Usual",
+    "different",
+    "numbers",
+    "of_shapes",
+    "of_sizes",
+    "rows_by_index",
+    "shape",
+    "usual",
+]
+
+#: Makes an operator's arguments, in a dtype.
+Make = Callable[[Dice, torch.dtype], Sequence[Any]]
+
+FLOATS: Final = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+INTEGERS: Final = (torch.int64, torch.int32, torch.uint8, torch.int8, torch.int16)
+BOOLS: Final = (torch.bool,)
+#: By which small integers become so large that a float's digits are not enough for them.
+_FACTORS: Final = {torch.int64: (1 << 54) + 3, torch.int32: (1 << 26) + 3, torch.int16: 3001}
+
+
+@dataclasses.dataclass
+class _Sample:
+    """Arguments, as torch's own samples have them."""
+
+    input: Any
+    args: Sequence[Any] = ()
+    kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def output_process_fn_grad(self, result: Any) -> Any:
+        """What gradients are taken of."""
+        return result
+
+
+@dataclasses.dataclass(frozen=True)
+class Usual:
+    """A usual operator.
+
+    Attributes:
+        name: of it.
+        run: does it.
+        make: its arguments, in a dtype.
+        dtypes: that it is tried in.
+        supports_out: whether it writes into ``out=``.
+        inplace_variant: does it in place; None where nothing does.
+        trained: whether a gradient comes back through it.
+    """
+
+    name: str
+    run: Callable[..., Any]
+    make: Callable[[Dice, torch.dtype], Sequence[Any]]
+    dtypes: tuple[torch.dtype, ...] = FLOATS
+    supports_out: bool = False
+    inplace_variant: Callable[..., Any] | None = None
+    trained: bool = False
+    variant_test_name: str = ""
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        """Do it."""
+        return self.run(*arguments, **options)
+
+    def sample(self, dtype: torch.dtype, seed: int) -> _Sample:
+        """Arguments, on the host."""
+        first, *others = self.make(Dice(seed), dtype)
+        return _Sample(first, others)
+
+
+def shape(dice: Dice) -> tuple[int, ...]:
+    """One of one to three dimensions, seldom even."""
+    return tuple(
+        dice.among((7,), (3, 5), (33,), (2, 3, 5), (65, 3), (1,), (1, 17), (1031,), (0, 3))
+    )
+
+
+def numbers(
+    dice: Dice, dtype: torch.dtype, *size: int, low: float = -9, high: float = 9
+) -> torch.Tensor:
+    """Numbers of a dtype from low to below high, those of unsigned ones from 0.
+
+    Where nothing is said of how large they are, those of wide integers are often very large.
+    """
+    if dtype is torch.bool:
+        return torch.rand(size, generator=dice.generator) > 0.5
+    if dtype.is_floating_point or dtype.is_complex:
+        plain = torch.rand(size, generator=dice.generator) * (high - low) + low
+        return plain.to(dtype)
+    least = max(int(low), 0) if dtype is torch.uint8 else int(low)
+    found = dice.integers(least, max(int(high), least + 1), *size)
+    if (low, high) == (-9, 9) and dtype in _FACTORS:
+        found = found * dice.among(1, _FACTORS[dtype]) + dice.among(0, 2 * _FACTORS[dtype])
+    return found.to(dtype)
+
+
+def different(dice: Dice, dtype: torch.dtype, *size: int) -> torch.Tensor:
+    """Whole numbers none of which comes twice, at most 256 for small dtypes."""
+    count = torch.Size(size).numel()
+    order = torch.randperm(count, generator=dice.generator)
+    if dtype is not torch.uint8:
+        order -= count // 2
+    if dtype in _FACTORS:
+        order = order + dice.among(0, 2 * _FACTORS[dtype])
+    return order.to(dtype).reshape(size)
+
+
+def of_sizes(*choices: tuple[int, ...]) -> Make:
+    """Numbers of one of some shapes."""
+    return lambda dice, dtype: [numbers(dice, dtype, *dice.among(*choices))]
+
+
+def of_shapes(*sizes: tuple[int, ...]) -> Make:
+    """A tensor of each shape."""
+    return lambda dice, dtype: [numbers(dice, dtype, *size, low=-2, high=2) for size in sizes]
+
+
+def rows_by_index(dice: Dice, dtype: torch.dtype) -> list[Any]:
+    """A table, numbers of rows of which some come again, and rows."""
+    rows, width, count = dice.among(3, 5), dice.among(1, 4, 7), dice.among(0, 6, 6, 33)
+    return [
+        numbers(dice, dtype, rows, width),
+        dice.integers(0, rows, count),
+        numbers(dice, dtype, count, width),
+    ]
+
+
+def usual(
+    name: str, make: Make, run: Callable[..., Any], *dtypes: torch.dtype, **more: Any
+) -> Usual:
+    """A usual operator; of floating dtypes and with a gradient where nothing else is said."""
+    return Usual(name, run, make, dtypes or FLOATS, trained=more.pop("trained", True), **more)

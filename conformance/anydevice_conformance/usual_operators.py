@@ -1,0 +1,183 @@
+"""The operators that most models call, each for every dtype that it takes: one line each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - its usual name
+
+from anydevice_conformance.dice import Dice
+from anydevice_conformance.usual_indexing import INDEXING
+from anydevice_conformance.usual_layers import LAYERS
+from anydevice_conformance.usual_operator import (
+    BOOLS,
+    FLOATS,
+    INTEGERS,
+    Usual,
+    different,
+    numbers,
+    shape,
+)
+
+__all__ = ["USUAL"]
+
+_NUMBERS: Final = (*FLOATS, *INTEGERS)
+_ALL: Final = (*_NUMBERS, *BOOLS)
+
+#: Of one argument: names, dtypes, and from where to where the numbers are.
+_OF_ONE: Final[tuple[tuple[str, tuple[torch.dtype, ...], float, float], ...]] = (
+    ("abs neg sign square sgn", _NUMBERS, -9, 9),
+    ("exp expm1 sin cos tanh sinh sigmoid erf erfc atan asinh exp2", FLOATS, -3, 3),
+    ("floor ceil round trunc frac isfinite isinf signbit nan_to_num", FLOATS, -9, 9),
+    ("log log2 log10 log1p sqrt rsqrt reciprocal lgamma digamma", FLOATS, 0.3, 9),
+    ("asin acos atanh erfinv tan logit", FLOATS, 0.1, 0.9),
+    ("acosh", FLOATS, 1.1, 9),
+    ("bitwise_not", (*INTEGERS, *BOOLS), -9, 9),
+    ("logical_not isnan", _ALL, -2, 2),
+)
+#: Of one argument, and named in `torch.nn.functional`.
+_ACTIVATIONS: Final = (
+    "relu relu6 gelu silu mish softplus hardswish hardsigmoid hardtanh elu selu celu "
+    "leaky_relu logsigmoid softsign tanhshrink hardshrink softshrink"
+)
+#: Of two arguments, likewise.
+_OF_TWO: Final[tuple[tuple[str, tuple[torch.dtype, ...], float, float], ...]] = (
+    ("add mul maximum minimum", _ALL, -9, 9),
+    ("sub fmax fmin", _NUMBERS, -9, 9),
+    ("div pow xlogy", _NUMBERS, 1, 4),
+    ("atan2 hypot copysign logaddexp logaddexp2", FLOATS, -4, 4),
+    ("eq ne lt le gt ge logical_and logical_or logical_xor", _ALL, -2, 3),
+    ("bitwise_and bitwise_or bitwise_xor", (*INTEGERS, *BOOLS), -9, 9),
+    ("floor_divide remainder fmod", (torch.float32, torch.float64, *INTEGERS), 1, 9),
+    ("gcd lcm", INTEGERS, 1, 9),
+)
+#: Over a dimension, or over all.
+_REDUCED: Final[tuple[tuple[str, tuple[torch.dtype, ...]], ...]] = (
+    ("sum nansum prod count_nonzero all any", _ALL),
+    ("mean std var logsumexp norm", FLOATS),
+    ("amax amin argmax argmin max min median", _NUMBERS),
+)
+#: Along a dimension.
+_ALONG: Final[tuple[tuple[str, tuple[torch.dtype, ...]], ...]] = (
+    ("cumsum cumprod", _ALL),
+    ("softmax log_softmax logcumsumexp", FLOATS),
+    ("cummax cummin sort argsort", _NUMBERS),
+)
+#: Which take a number for their second argument.
+_WITH_NUMBERS: Final = (
+    *("add", "mul", "sub", "div", "pow", "xlogy", "eq", "ne", "lt", "le", "gt", "ge"),
+    *("bitwise_and", "bitwise_or", "bitwise_xor", "floor_divide", "remainder", "fmod"),
+)
+#: Which do not write into ``out=``.
+_WITHOUT_OUT: Final = {"isfinite", "isinf", "isnan", "softmax", "log_softmax", "argsort"}
+#: Whose results are bools: nobody writes them into their arguments.
+_COMPARES: Final = re.compile("logical|eq$|ne$|[lg][te]$")
+#: Through which no gradient comes.
+_UNTRAINED: Final = re.compile(
+    "is|logical|bitwise|signbit|eq$|ne$|[lg][te]$|floor_divide|gcd|lcm|any|all|count|arg"
+)
+#: Whose answer is one of the values, or its place: no value may come twice.
+_PICKING: Final = (
+    *("amax", "amin", "argmax", "argmin", "max", "min"),
+    *("median", "cummax", "cummin", "sort", "argsort"),
+)
+
+
+def _one(low: float, high: float) -> Callable[[Dice, torch.dtype], list[Any]]:
+    return lambda dice, dtype: [numbers(dice, dtype, *shape(dice), low=low, high=high)]
+
+
+def _two(name: str, low: float, high: float) -> Callable[[Dice, torch.dtype], list[Any]]:
+    """Two tensors of one shape, or with a row, a column, a number, or another dtype."""
+    kinds = ["same", "row", "column", "other dtype", *["number"] * (name in _WITH_NUMBERS)]
+
+    def make(dice: Dice, dtype: torch.dtype) -> list[Any]:
+        size = shape(dice)
+        first = numbers(dice, dtype, *size, low=low, high=high)
+        how = dice.among(*kinds)
+        if how == "number":
+            return [first, 2 if dtype is not torch.bool else True]
+        other = torch.int64 if how == "other dtype" and dtype is not torch.bool else dtype
+        if how == "row":
+            size = size[-1:]
+        elif how == "column":
+            size = (*size[:-1], 1)
+        return [first, numbers(dice, other, *size, low=low, high=high)]
+
+    return make
+
+
+def _over(name: str, along: bool) -> Callable[[Dice, torch.dtype], list[Any]]:
+    def make(dice: Dice, dtype: torch.dtype) -> list[Any]:
+        size = dice.among((7,), (3, 5), (2, 3, 5), (5, 1), (3, 65), (17, 3), (1031,), (2050, 2))
+        if name in _PICKING:
+            size = size if dtype.itemsize > 2 or max(size) < 100 else (3, 65)
+            values = different(dice, dtype, *size)
+        else:
+            values = numbers(dice, dtype, *size, low=-3, high=3)
+        if along:
+            return [values, dice.among(0, -1, len(size) - 1)]
+        if name == "norm":
+            return [values, dice.among(1, 2, 3.0), dice.among(0, -1)]
+        how = dice.among("all", "one", "kept")
+        if how == "all" and name != "logsumexp":
+            return [values]
+        if name == "count_nonzero" or how == "one":
+            return [values, dice.among(0, -1)]
+        return [values, dice.among(0, -1), _KEPT]
+
+    return make
+
+
+_KEPT: Final = "keepdim"
+
+
+def _reduce(function: Callable[..., Any]) -> Callable[..., Any]:
+    """So called that the last argument may ask for `keepdim`: functions take it in other places."""
+
+    def run(*arguments: Any, **options: Any) -> Any:
+        if arguments[-1] is _KEPT:
+            return function(*arguments[:-1], keepdim=True, **options)
+        return function(*arguments, **options)
+
+    return run
+
+
+def _plain(name: str, dtypes: tuple[torch.dtype, ...], make: Any) -> Usual:
+    return Usual(
+        name,
+        getattr(torch, name),
+        make,
+        dtypes,
+        supports_out=name not in _WITHOUT_OUT,
+        inplace_variant=None if _COMPARES.match(name) else getattr(torch.Tensor, f"{name}_", None),
+        trained=not _UNTRAINED.match(name),
+    )
+
+
+def _all() -> Iterator[Usual]:
+    for names, dtypes, low, high in _OF_ONE:
+        yield from (_plain(name, dtypes, _one(low, high)) for name in names.split())
+    for names, dtypes, low, high in _OF_TWO:
+        yield from (_plain(name, dtypes, _two(name, low, high)) for name in names.split())
+    for name in _ACTIVATIONS.split():
+        yield Usual(name, getattr(F, name), _one(-4, 4), trained=True)
+    for names, dtypes in _REDUCED:
+        for name in names.split():
+            run = _reduce(getattr(torch, name))
+            trained = not _UNTRAINED.match(name)
+            yield Usual(name, run, _over(name, False), dtypes, trained=trained)
+    for names, dtypes in _ALONG:
+        for name in names.split():
+            run = getattr(torch, name)
+            out, trained = name not in _WITHOUT_OUT, not _UNTRAINED.match(name)
+            yield Usual(name, run, _over(name, True), dtypes, supports_out=out, trained=trained)
+    yield from INDEXING
+    yield from LAYERS
+
+
+#: All of them.
+USUAL: Final = tuple(_all())
