@@ -24,7 +24,6 @@ __all__ = [
     "META",
     "Device",
     "DeviceLike",
-    "first_accelerator",
     "parse_device",
     "resolve_device",
     "same_devices",
@@ -140,11 +139,6 @@ def same_devices(mapping: Mapping[Any, V], what: str) -> dict[Device, V]:
             raise UnknownDeviceError(f"{what} names {device} twice; the second time as {key!r}")
         result[device] = value
     return result
-
-
-def first_accelerator(devices: Iterable[Device]) -> Device | None:
-    """The first of ``devices`` that is an accelerator."""
-    return next((device for device in devices if device.is_accelerator), None)
 
 
 def synchronize(devices: Iterable[DeviceLike]) -> None:

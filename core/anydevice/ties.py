@@ -14,7 +14,7 @@ from torch import nn
 from anydevice.devices import CPU, Device, parse_device
 from anydevice.errors import ModelError
 from anydevice.tensors import storage_address
-from anydevice.weights import Slot, exchange, find_slot, iter_slots
+from anydevice.weights import Slot, covering_name, exchange, find_slot, iter_slots
 
 __all__ = [
     "Ties",
@@ -149,20 +149,14 @@ def check_tied_parameters_on_same_device(
         >>> check_tied_parameters_on_same_device([["a.weight", "b.weight"]], {"": "cpu"})
     """
     for group in tied_params:
-        places = {name: device_map.get(_mapped(name, device_map)) for name in group}
+        keys = {name: covering_name(name, device_map) for name in group}
+        places = {name: None if key is None else device_map[key] for name, key in keys.items()}
         if len({str(place) for place in places.values()}) > 1:
             warnings.warn(
                 f"the device map puts tied parameters on different devices: {places}. Put their "
                 "modules on one device, or give device_map='auto'",
                 stacklevel=2,
             )
-
-
-def _mapped(name: str, device_map: Mapping[str, Any]) -> str:
-    """The map's name for a tensor: its own or that of a module around it."""
-    while name and name not in device_map:
-        name = name.rpartition(".")[0]
-    return name
 
 
 # ---------------------------------------------------------------------- weights and their devices
@@ -197,7 +191,7 @@ class Weight:
     def hold(
         self, value: torch.Tensor, gradients: Mapping[int, torch.Tensor] | None = None
     ) -> None:
-        """Let the tensor hold a value, device and all; a Parameter stays the same object.
+        """Let the tensor hold a value, on the value's device; a Parameter stays the same object.
 
         Args:
             value: what it is to hold.

@@ -6,7 +6,7 @@ its subclass survive every change made here. Only the data that it holds is exch
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +18,7 @@ from anydevice.tensors import move_tensor
 
 __all__ = [
     "Slot",
+    "covering_name",
     "exchange",
     "find_slot",
     "iter_modules",
@@ -87,6 +88,20 @@ def require_module(model: object) -> None:
         raise ModelError(
             f"the model is a {type(model).__name__}, and no torch.nn.Module: build or load it first"
         )
+
+
+def covering_name(name: str, names: Container[str]) -> str | None:
+    """The longest of some names that is ``name`` or a module around it; None where none is.
+
+    Args:
+        name: of a module or tensor.
+        names: full names; ``""`` is the whole model.
+    """
+    while name not in names:
+        if not name:
+            return None
+        name = name.rpartition(".")[0]
+    return name
 
 
 def iter_modules(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:

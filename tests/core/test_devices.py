@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anydevice import devices, registry
+from anydevice import registry
 from anydevice.devices import CPU, DISK, META, Device, parse_device, resolve_device, same_devices
 from anydevice.errors import UnknownDeviceError
 
@@ -102,9 +102,3 @@ def test_a_spelling_read_from_its_own_text_is_the_same(kind, index):
     device = parse_device(f"{kind}:{index}")
     assert parse_device(str(device)) == device
     assert parse_device(device) == device
-
-
-def test_the_first_accelerator_of_some():
-    some = [CPU, DISK, Device("npu", 1), Device("npu", 0)]
-    assert devices.first_accelerator(some) == Device("npu", 1)
-    assert devices.first_accelerator([CPU, DISK, META]) is None

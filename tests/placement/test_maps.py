@@ -138,3 +138,9 @@ def test_options_reach_the_planner() -> None:
         sequence(), "auto", PlacementOptions({0: 288 * 12}, headroom=288)
     )
     assert placement.bytes_on("disk") > 0
+
+
+def test_the_main_device_is_the_first_accelerator_of_the_map() -> None:
+    some = {"a": "cpu", "b": "disk", "c": "npu:1", "d": "npu:0"}
+    assert DeviceMap(some).main_device == Device("npu", 1)
+    assert DeviceMap({"a": "cpu", "b": "disk"}).main_device == CPU

@@ -22,6 +22,7 @@ from anydevice.errors import OptionError
 from anydevice.placement import Placement, PlacementOptions, resolve_device_map
 from anydevice.placement.pictures import picture_path
 from anydevice.text import read_bytes
+from anydevice.weights import covering_name
 
 __all__ = ["HINTS", "prepare", "register"]
 
@@ -169,13 +170,9 @@ def _cache_by_device(placement: Placement, machine: Machine, running: Running) -
 
 def _device_of(placement: Mapping[str, Any], name: str) -> Any:
     """The device of a module: its own entry, its parent's, or its first part's."""
-    path = name
-    while True:
-        if path in placement:
-            return placement[path]
-        if not path:
-            break
-        path = path.rpartition(".")[0]
+    key = covering_name(name, placement)
+    if key is not None:
+        return placement[key]
     return next((d for n, d in placement.items() if n.startswith(f"{name}.")), HOST)
 
 

@@ -240,8 +240,8 @@ def _forward(model: Any, tokenizer: Any | None, args: argparse.Namespace) -> str
                 f"({error!s:.200}). Leave more room for activations: lower --max-memory"
             ) from error
         raise ModelError(
-            f"{type(model).__name__} was loaded and placed, and could not be run on a batch made "
-            f"for the occasion: {type(error).__name__}: {error!s:.500}. Load it with "
+            f"{type(model).__name__} was loaded and placed, and could not be run on a synthetic "
+            f"batch: {type(error).__name__}: {error!s:.500}. Load it with "
             "anydevice.from_pretrained and call it yourself"
         ) from error
 

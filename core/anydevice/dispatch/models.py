@@ -170,8 +170,7 @@ def hook_placed(model: nn.Module, resolved: ResolvedPlacement, options: HookOpti
     if options.force_hooks or not resolved.is_single:
         _hook_model(model, resolved, options)
     placement = resolved.placement
-    setattr(model, "hf_device_map", dict(placement))  # noqa: B010 - not an attribute of nn.Module
-    setattr(model, "anydevice_placement", placement)  # noqa: B010
+    model.__dict__.update(hf_device_map=dict(placement), anydevice_placement=placement)
     return model
 
 

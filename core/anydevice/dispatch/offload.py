@@ -109,7 +109,7 @@ def cpu_offload_with_hook(
 ) -> tuple[nn.Module, UserCpuOffloadHook]:
     """Keep a model on the host until it runs; then on a device until it is sent back.
 
-    For pipelines in which several models take turns, each perhaps many times before the next.
+    For pipelines that run several models one after another, each perhaps many times.
 
     Args:
         model: changed in place.

@@ -163,12 +163,11 @@ def _stored(
     offload_dir: str | os.PathLike[str] | None, offload_index: Mapping[str, Any] | None
 ) -> Mapping[str, torch.Tensor]:
     """What the offload folder holds already; nothing when there is no store in it."""
-    if offload_index is None and (offload_dir is None or not os.path.isdir(offload_dir)):
-        return {}
-    if offload_index is None and not any(
-        name.endswith(".json") for name in os.listdir(offload_dir or ".")
-    ):
-        return {}
+    if offload_index is None:
+        if offload_dir is None or not os.path.isdir(offload_dir):
+            return {}
+        if not any(name.endswith(".json") for name in os.listdir(offload_dir)):
+            return {}
     return OffloadedWeightsLoader(save_folder=offload_dir, index=offload_index)
 
 

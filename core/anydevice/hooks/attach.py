@@ -22,7 +22,7 @@ from anydevice.placement.scripted import require_undivided
 from anydevice.relocation import Relocation
 from anydevice.ties import gather_weights
 from anydevice.transfer import Engine
-from anydevice.weights import Slot, iter_slots, scales_weight
+from anydevice.weights import Slot, covering_name, iter_slots, scales_weight
 
 __all__ = [
     "attach_align_device_hook",
@@ -223,9 +223,8 @@ class _Execution:
 
 def _nearest(answers: Mapping[str, Any], name: str) -> Any:
     """The answer for a name: that of its longest prefix."""
-    while name and name not in answers:
-        name = name.rpartition(".")[0]
-    return answers.get(name, False)
+    key = covering_name(name, answers)
+    return False if key is None else answers[key]
 
 
 def _join(prefix: str, name: str) -> str:

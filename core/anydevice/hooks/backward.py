@@ -121,7 +121,7 @@ class _Span:
         self._count = self._left = 0
 
     def expect(self, given: Iterable[torch.Tensor]) -> None:
-        """End when all of these have their gradients, at the latest with backward itself."""
+        """End when all of these have their gradients, or when backward ends."""
         for tensor in given:
             self._count += 1
             _on_gradient(tensor, self._one_done)

@@ -192,10 +192,4 @@ def _step(no_grad: bool, function: Callable[[Any], Any], value: Any) -> Any:
 
 
 def _bind(hook: ModelHook, module: nn.Module, forward: Forward) -> Forward:
-    return partial(_run_with_arguments, hook, module, forward)
-
-
-def _run_with_arguments(
-    hook: ModelHook, module: nn.Module, forward: Forward, /, *args: Any, **kwargs: Any
-) -> Any:
-    return hook.run_forward(module, forward, args, kwargs)
+    return lambda *args, **kwargs: hook.run_forward(module, forward, args, kwargs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, TypeGuard
 
 import torch
@@ -94,7 +94,10 @@ class LayerwiseCastingHook(ModelHook):
         with group.call():
             output = forward(*args, **kwargs)
         if type(output) in RESUMABLE:
-            return resume(output, Call(group.call, _step, _same))
+            return resume(
+                output,
+                Call(group.call, lambda function, value: function(value), lambda result: result),
+            )
         return output
 
     def detach_hook(self, module: nn.Module) -> nn.Module:
@@ -197,11 +200,3 @@ def _slots(module: nn.Module) -> Iterator[tuple[str, Slot]]:
 
 def _is_floating(tensor: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
     return tensor is not None and tensor.is_floating_point()
-
-
-def _step(function: Callable[[Any], Any], value: Any) -> Any:
-    return function(value)
-
-
-def _same(result: Any) -> Any:
-    return result

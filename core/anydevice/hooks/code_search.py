@@ -1,6 +1,6 @@
 """Searching the code of a module's class for what hooks must take care of.
 
-``pack_padded_sequence`` wants its lengths on the host; a hook has all arguments on the device. The
+``pack_padded_sequence`` needs its lengths on the host; a hook has all arguments on the device. The
 code of such modules runs aligned (`anydevice.hooks.cross_device`), which sends these tensors back.
 A function compiled by TorchScript cannot be aligned, nor can code that is run again in backward: a
 module that uses weights of its parts there has all of them where it runs.
@@ -20,14 +20,14 @@ __all__ = ["needs_all_weights", "runs_in_backward", "uses_host_operators"]
 
 _Functions: TypeAlias = "tuple[tuple[frozenset[str], bool], ...]"
 
-#: Names in the code of who has code of its own run in backward.
+#: Names in the code of modules that have code run in backward.
 _IN_BACKWARD = frozenset({"checkpoint", "checkpoint_sequential", "apply"})
 
-#: Names in the code of who uses an operator that wants host tensors.
+#: Names in the code of modules that use an operator which needs host tensors.
 _HOST_OPERATORS = frozenset(
     {"pack_padded_sequence", "pad_packed_sequence", "tensor_split", "numpy", "asarray", "array"}
 )
-#: Names of weights in the code of who uses those of a part.
+#: Names of weights in the code of modules that use those of a part.
 _WEIGHTS = frozenset({"weight", "bias"})
 #: Most functions that are looked at for one class.
 _MOST = 300
@@ -79,7 +79,7 @@ def _search(kind: type) -> Iterable[tuple[frozenset[str], bool]]:
     seen: dict[int, tuple[frozenset[str], bool]] = {}
     methods: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
-        if not _is_torch(base.__module__):
+        if base.__module__.partition(".")[0] not in ("torch", "builtins", "typing"):
             methods.update(vars(base))
     todo: list[Any] = [methods.get("forward"), methods.get("__call__")]
     while todo and len(seen) < _MOST:
@@ -110,7 +110,3 @@ def _names(code: types.CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _names(constant)
-
-
-def _is_torch(module: str) -> bool:
-    return module.partition(".")[0] in ("torch", "builtins", "typing")

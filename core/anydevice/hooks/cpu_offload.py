@@ -1,4 +1,4 @@
-"""Whole models that take turns on one device."""
+"""Whole models that share one device, one at a time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from anydevice import registry
-from anydevice.devices import CPU, Device, DeviceLike, first_accelerator, parse_device
+from anydevice.devices import CPU, Device, DeviceLike, parse_device
 from anydevice.hooks.base import ModelHook
 from anydevice.hooks.execution import run_on
 from anydevice.hooks.forward import HOOK, ORIGINAL, OwnForward, PartForward, has_own_forward
@@ -61,7 +61,9 @@ class CpuOffload(ModelHook):
         prev_module_hook: UserCpuOffloadHook | None = None,
     ) -> None:
         self.prev_module_hook = prev_module_hook
-        self.execution_device = execution_device if execution_device is not None else _best().torch
+        if execution_device is None:
+            execution_device = parse_device(registry.primary_type() or CPU).torch
+        self.execution_device = execution_device
         self._device = parse_device(self.execution_device)
         self._presence = _Presence()
         # By id of a weight on the device: what it held on the host, and its mark when it came.
@@ -135,11 +137,9 @@ class CpuOffload(ModelHook):
         with torch.inference_mode(False):
             relocation = Relocation()
             for weight in _weights(module, CPU):
-                kept = self._kept.get(id(weight.tensor))
-                if weight.is_there:
-                    continue
-                unchanged = kept is not None and kept[1] == _mark(weight.tensor)
-                relocation.add(weight, kept[0] if kept is not None and unchanged else None)
+                if not weight.is_there:
+                    host, mark = self._kept.get(id(weight.tensor), (None, None))
+                    relocation.add(weight, host if mark == _mark(weight.tensor) else None)
             relocation.commit()
         self._kept.clear()
 
@@ -202,7 +202,3 @@ def _weights(module: nn.Module, device: Device) -> list[Weight]:
 def _mark(tensor: torch.Tensor) -> object:
     """What changes when a tensor is written to (but by a method of its ``.data``)."""
     return (id(tensor), tensor.data_ptr(), tensor._version, tensor.dtype)
-
-
-def _best() -> Device:
-    return first_accelerator(parse_device(d) for d in registry.available_devices()) or CPU

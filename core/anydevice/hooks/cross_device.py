@@ -154,7 +154,7 @@ class _State:
         self._mode, self._length = mode, _length()
 
     def restore(self) -> None:
-        """Restore it, whatever was left undone."""
+        """Restore it, from any state in between."""
         while _length() > self._length:
             _pop()
         if _length() == self._length - 1 and self._mode is not None:
@@ -199,17 +199,15 @@ def _some_to_host(which: tuple[int | str, ...], args: Args, kwargs: Kwargs) -> t
 def _gather(name: str, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
     target = _target(name, args, kwargs)
     # Of packed sequences, recurrent operators take the sizes of batches second, on the host.
-    stays = args[1] if name in _RECURRENT and _is_batch_sizes(args[1:2]) else None
+    second = args[1] if len(args) > 1 and isinstance(args[1], torch.Tensor) else None
+    is_sizes = second is not None and name in _RECURRENT and second.dtype is torch.int64
+    stays = second if is_sizes else None
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
         return tensor if tensor.is_meta or tensor is stays else move_tensor(tensor, target)
 
     args = tuple(map_tensors(move, arg) for arg in args)
     return args, {key: map_tensors(move, value) for key, value in kwargs.items()}
-
-
-def _is_batch_sizes(second: tuple[Any, ...]) -> bool:
-    return any(isinstance(t, torch.Tensor) and t.dtype is torch.int64 for t in second)
 
 
 def _target(name: str, args: Args, kwargs: Kwargs) -> Device:

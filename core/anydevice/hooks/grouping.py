@@ -174,13 +174,11 @@ class _Attaching:
         if node.callable:
             # Where the place of a module is not known, its inputs come from anywhere.
             comes_to_main = node.place is not None or (root and self.plan.io_same_device)
-            align = not (comes_to_main and self._is_on_main(node)) or needs_alignment(node.module)
+            # All parts run and are stored on the main device, named one by one in the map.
+            is_on_main = not node.size and node.places <= {None, self.plan.main}
+            align = not (comes_to_main and is_on_main) or needs_alignment(node.module)
             self._hook(node, [node, *uncalled(node)], in_block, align, root=root)
         return [(child, in_block, False) for child in node.children]
-
-    def _is_on_main(self, node: Node) -> bool:
-        """Whether all parts run and are stored on the main device, named one by one in the map."""
-        return not node.size and node.places <= {None, self.plan.main}
 
     def _group(self, node: Node, nodes: Collection[Node]) -> OffloadGroup:
         """A group of all weights, also those that are in place: they may be assigned to later."""

@@ -60,7 +60,8 @@ class _Sharing:
         except RuntimeError:
             if storage.device.type in (CPU.type, META.type):
                 raise
-            return _received, (_bytes_of(storage).cpu().numpy(), str(storage.device))
+            content = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+            return _received, (content.cpu().numpy(), str(storage.device))
 
 
 def _received(values: Any, device: str) -> torch.UntypedStorage:
@@ -69,17 +70,14 @@ def _received(values: Any, device: str) -> torch.UntypedStorage:
     return torch.from_numpy(values).to(device).untyped_storage()
 
 
-def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-
-
 def _on_module(parent: nn.Module, _name: str, module: nn.Module | None) -> None:
     """Refuse `torch.nn.DataParallel` over a hooked model."""
     if not isinstance(parent, nn.DataParallel) or module is None:
         return
     if torch._utils._get_available_device_type() is None:  # type: ignore[no-untyped-call]
         return  # it does nothing then
-    hooked = next((name for name, part in iter_modules(module) if _is_hooked(part)), None)
+    parts = iter_modules(module)
+    hooked = next((n for n, part in parts if isinstance(part.__dict__.get(HOOK), ModelHook)), None)
     if hooked is not None:
         raise ModelError(
             f"torch.nn.DataParallel cannot replicate this {type(module).__name__}: "
@@ -88,7 +86,3 @@ def _on_module(parent: nn.Module, _name: str, module: nn.Module | None) -> None:
             'DataParallel; or move it to one device by anydevice.undispatch(model, "device:0") '
             "first."
         )
-
-
-def _is_hooked(module: nn.Module) -> bool:
-    return isinstance(module.__dict__.get(HOOK), ModelHook)

@@ -103,7 +103,7 @@ def _remove_hook(module: nn.Module) -> None:
 def remove_hook_from_submodules(module: nn.Module) -> None:
     """Remove the hooks of a module and all its submodules. Weights stay where they are stored.
 
-    What is left is an ordinary model, with the same Parameters as ever, ties and all. Weights that
+    The result is an ordinary model with the same Parameters, and with its ties. Weights that
     were offloaded are host tensors, and buffers that were kept on a device for them join them
     there; `anydevice.undispatch` also moves all to one device.
 

@@ -11,7 +11,7 @@ from anydevice.hooks.code_search import uses_host_operators
 
 __all__ = ["computes_with_parts", "needs_alignment"]
 
-#: Containers whose children are called by somebody else, or one after the other.
+#: Containers whose children are called by other code, or one after the other.
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
 

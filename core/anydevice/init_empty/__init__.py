@@ -194,7 +194,8 @@ def _placed(context: _Context, parameter: nn.Parameter) -> nn.Parameter | None:
         return None
     if parameter.device == context.device.torch:
         return None
-    old, new = (get() for get in context.replaced.get(id(parameter), (_nothing, _nothing)))
+    known = context.replaced.get(id(parameter))
+    old, new = (None, None) if known is None else (known[0](), known[1]())
     if new is None or old is not parameter:
         value = parameter.detach()
         if log is not None and parameter in log:
@@ -211,10 +212,6 @@ def _placed(context: _Context, parameter: nn.Parameter) -> nn.Parameter | None:
             log.hold(new)
         context.replaced[id(parameter)] = weakref.ref(parameter), weakref.ref(new)
     return new
-
-
-def _nothing() -> None:
-    return None
 
 
 def _on_buffer(_module: nn.Module, _name: str, buffer: Any) -> Any:

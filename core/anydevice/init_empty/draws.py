@@ -1,7 +1,7 @@
 """Random numbers in the order in which a plain build draws them.
 
 A step that draws random numbers changes its generator, so what a later step draws depends on it.
-Nothing is drawn until a value is needed. Then all draws before it are made up for: the numbers of
+Nothing is drawn until a value is needed. Then all draws before it are repeated: the numbers of
 those steps are drawn and thrown away, in pieces, so that this takes little memory.
 
 [Note: marked states]
@@ -185,7 +185,7 @@ def _depending(position: _Position) -> list[Step]:
 
 
 def _state(position: _Position) -> torch.Tensor:
-    """The state of a plain build at a position: all draws before it are made up for."""
+    """The state of a plain build at a position: all draws before it are repeated."""
     missing = list(_put_off(position))
     if not missing:
         assert position.state is not None

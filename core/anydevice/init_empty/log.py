@@ -143,7 +143,7 @@ class Log:
     # ------------------------------------------------------------------ making real
 
     def make_all_real(self) -> None:
-        """Make real what somebody still holds, except parameters."""
+        """Make real what is still referenced, except parameters."""
         held = [
             tensor
             for address in list(self._holders)

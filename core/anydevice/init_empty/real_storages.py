@@ -67,7 +67,7 @@ class RealStorages(dict[int, torch.UntypedStorage]):
         return self._addresses.get(storage._cdata)
 
     def is_used(self, address: int | None) -> bool:
-        """Whether somebody else has the real storage of an address."""
+        """Whether other code has the real storage of an address."""
         storage = self.get(address) if address is not None else None
         return storage is not None and references(storage) > 1
 

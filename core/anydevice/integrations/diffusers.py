@@ -25,7 +25,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from anydevice import registry
-from anydevice.devices import CPU, first_accelerator, parse_device
+from anydevice.devices import CPU, parse_device
 from anydevice.dispatch import cpu_offload, disk_offload
 from anydevice.errors import DiskFullError, OffloadStoreError, OptionError
 from anydevice.integrations import transformers
@@ -194,8 +194,7 @@ def _ours(name: str) -> Any:
 
 def _device_type() -> str:
     """The type of the first accelerator, or the host's."""
-    found = [parse_device(device) for device in registry.available_devices()]
-    return (first_accelerator(found) or CPU).type
+    return registry.primary_type() or CPU.type
 
 
 def _with_subclasses(owner: Any) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""Attributes of another library that are replaced for a while, and put back."""
+"""Attributes of another library that are replaced, and restored later."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Patch:
         setattr(self.owner, self.name, self.value)
 
     def undo(self) -> None:
-        """Put back what was there, unless somebody else has replaced it since."""
+        """Put back what was there, unless other code has replaced it since."""
         if not self._is_applied or vars(self.owner).get(self.name, _ABSENT) is not self.value:
             return
         if self._before is _ABSENT:
@@ -54,7 +54,7 @@ class Patch:
 class Integration:
     """The switch of one library's patches.
 
-    It stays on while somebody holds it: the user, or another integration that needs it.
+    It stays on while it has a holder: the user, or another integration that needs it.
 
     Args:
         find_patches: checks the library and gives its patches; raises where it cannot be used.
@@ -96,7 +96,7 @@ class Integration:
             return Enabled(self, was_held)
 
     def disable(self, holder: Integration | None = None) -> None:
-        """Undo all patches, the last one first, unless somebody else holds them."""
+        """Undo all patches, the last one first, unless another holder needs them."""
         with _lock:
             self._holders.discard(holder or self)
             if not self._holders:

@@ -54,7 +54,7 @@ class Ranks:
 
     @contextlib.contextmanager
     def step(self, what: str) -> Iterator[None]:
-        """A step that may fail on some ranks. At its end all learn of it.
+        """A step that may fail on some ranks. At its end all ranks know.
 
         Raises:
             CheckpointError: it failed on another rank.

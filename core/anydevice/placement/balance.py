@@ -37,7 +37,7 @@ def get_balanced_memory(
         no_split_module_classes: names of classes that stay whole; by default they are found.
         dtype: what floating-point weights are cast to when loaded.
         special_dtypes: full names of weights to their own dtype.
-        low_zero: keep the first accelerator as empty as can be, for the caller's other work.
+        low_zero: place as little as possible on the first accelerator, for the caller's other work.
 
     Returns:
         Bytes by device, as the caller spells them.

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from anydevice.devices import CPU, Device, DeviceLike, first_accelerator, parse_device
+from anydevice.devices import CPU, Device, DeviceLike, parse_device
 from anydevice.errors import DeviceMapError, UnknownDeviceError
 from anydevice.placement.placed import Placed
 from anydevice.text import list_some
@@ -60,7 +60,7 @@ class DeviceMap:
     @property
     def main_device(self) -> Device:
         """Where offloaded modules are run: the first accelerator of the map, else the host."""
-        return first_accelerator(self.devices) or CPU
+        return next((device for device in self.devices if device.is_accelerator), CPU)
 
     def key_of(self, name: str) -> str | None:
         """The entry that covers a module or tensor: its longest prefix; None when there is none."""

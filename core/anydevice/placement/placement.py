@@ -15,6 +15,7 @@ from anydevice.placement.explain import explain, table
 from anydevice.placement.pictures import Pictures
 from anydevice.placement.placed import Facts, Share
 from anydevice.text import list_some
+from anydevice.weights import covering_name
 
 __all__ = ["Placement"]
 
@@ -121,7 +122,7 @@ class Placement(Pictures, dict[str, Any]):
         for name, spelling in changes.items():
             device = parse_device(spelling)
             keys.setdefault(str(device), spelling if isinstance(spelling, int) else str(spelling))
-            inside = [p.name for p in self.blocks if _holds(name, p.name)]
+            inside = [p.name for p in self.blocks if covering_name(p.name, (name,)) is not None]
             if not inside:
                 raise DeviceMapError(
                     f"{name!r} is no block of this placement, whose blocks are "
@@ -188,8 +189,3 @@ class Placement(Pictures, dict[str, Any]):
 
 def _restore(device_map: dict[str, int | str], facts: dict[str, Any]) -> Placement:
     return Placement(device_map, **facts)
-
-
-def _holds(name: str, block: str) -> bool:
-    """Whether a name is a block's or that of a module around it."""
-    return not name or block == name or block.startswith(f"{name}.")

@@ -96,29 +96,44 @@ def plan_blocks(
             any case where no executing device could hold them all (see `Plan.offload_buffers`).
         share: go back to a device that has space left rather than to a slower tier (breaks law 1).
     """
+    task = _Task(inventory, accelerators, host, prefetch, offload_buffers, share)
     try:
-        return _plan(inventory, accelerators, host, prefetch, offload_buffers, share)
+        return _plan(task)
     except _BuffersDoNotFit:
-        return _plan(inventory, accelerators, host, prefetch, True, share)
+        return _plan(dataclasses.replace(task, offload_buffers=True))
 
 
-def _plan(
-    inventory: Inventory,
-    accelerators: Sequence[int],
-    host: int | None,
-    prefetch: bool,
-    offload_buffers: bool,
-    share: bool,
-) -> Plan:
-    largest = max(accelerators, default=host or 0)
-    groups = tie_blocks(inventory, offload_buffers, largest)
-    tier = _fill_accelerators(
-        groups, inventory.sizes, accelerators, prefetch, offload_buffers, share
-    )
+@dataclasses.dataclass(frozen=True)
+class _Task:
+    """The arguments of `plan_blocks`."""
+
+    inventory: Inventory
+    accelerators: Sequence[int]
+    host: int | None
+    prefetch: bool
+    offload_buffers: bool
+    share: bool
+
+    def buffer_bytes(self, groups: Sequence[TiedGroup], where: Where, *, resident: bool) -> int:
+        """See `reserves.buffer_bytes`; 0 where buffers are offloaded."""
+        if self.offload_buffers:
+            return 0
+        return buffer_bytes(groups, where, self.inventory.sizes, resident=resident)
+
+    def light(self, groups: Sequence[TiedGroup]) -> list[TiedGroup] | None:
+        """The groups as they weigh where their buffers are in any case; see `fill`."""
+        if self.offload_buffers:
+            return None
+        return [without_buffers(b, self.inventory.sizes) for b in groups]
+
+
+def _plan(task: _Task) -> Plan:
+    inventory, accelerators = task.inventory, task.accelerators
+    largest = max(accelerators, default=task.host or 0)
+    groups = tie_blocks(inventory, task.offload_buffers, largest)
+    tier = _fill_accelerators(task, groups)
     rest = [i for i, d in enumerate(tier.where) if d is None]
-    down, host_reserve = _fill_host(
-        [groups[i] for i in rest], inventory.sizes, host, offload_buffers, tier.main is not None
-    )
+    down, host_reserve = _fill_host(task, [groups[i] for i in rest], tier.main is not None)
     host_bin, disk_bin = len(accelerators), len(accelerators) + 1
     final = [disk_bin if d is None else d for d in tier.where]
     for i, d in zip(rest, down, strict=True):
@@ -146,7 +161,7 @@ def _plan(
         reserve,
         tier.shape,
         stay,
-        offload_buffers,
+        task.offload_buffers,
         tier.resident,
         tier.is_tight,
         inventory,
@@ -168,14 +183,8 @@ class _Tier:
     is_tight: bool = False
 
 
-def _fill_accelerators(
-    groups: list[TiedGroup],
-    sizes: list[int],
-    capacities: Sequence[int],
-    prefetch: bool,
-    offload_buffers: bool,
-    share: bool,
-) -> _Tier:
+def _fill_accelerators(task: _Task, groups: list[TiedGroup]) -> _Tier:
+    capacities = task.accelerators
     everything = fits_all(groups, capacities) if capacities else None
     if everything is not None:
         return _Tier(list(everything))
@@ -183,13 +192,13 @@ def _fill_accelerators(
         return _Tier([None] * len(groups))
     shapes = [Shape(True, 2), Shape(True, 1), Shape(False, 2), Shape(False, 1)]
     best: _Tier | None = None
-    for shape in shapes if prefetch else [s for s in shapes if s.ahead == 1]:
-        tier = _with_reserve(groups, sizes, capacities, shape, offload_buffers, share)
+    for shape in shapes if task.prefetch else [s for s in shapes if s.ahead == 1]:
+        tier = _with_reserve(task, groups, shape)
         if tier is None:
             continue
         if best is None or tier.resident > best.resident:
             best = tier
-        if shape.whole and shape.ahead == 2 and _is_worth_it(tier, capacities, sum(sizes)):
+        if shape.whole and shape.ahead == 2 and _is_worth_it(task, tier):
             return tier
     if best is None:  # any reserve would do for the blocks, so it is the buffers
         raise _BuffersDoNotFit
@@ -197,7 +206,7 @@ def _fill_accelerators(
     return best
 
 
-def _is_worth_it(tier: _Tier, capacities: Sequence[int], total: int) -> bool:
+def _is_worth_it(task: _Task, tier: _Tier) -> bool:
     """Whether prefetching is worth the memory of its two buffers.
 
     What they take from the weights is copied in each forward. On a small device, or where little is
@@ -205,20 +214,14 @@ def _is_worth_it(tier: _Tier, capacities: Sequence[int], total: int) -> bool:
     """
     if tier.main is None or not tier.resident:
         return False
-    return 2 * tier.reserve <= capacities[tier.main] and 4 * tier.reserve <= total - tier.resident
+    offloaded = sum(task.inventory.sizes) - tier.resident
+    return 2 * tier.reserve <= task.accelerators[tier.main] and 4 * tier.reserve <= offloaded
 
 
-def _with_reserve(
-    groups: list[TiedGroup],
-    sizes: list[int],
-    capacities: Sequence[int],
-    shape: Shape,
-    offload_buffers: bool,
-    share: bool,
-) -> _Tier | None:
+def _with_reserve(task: _Task, groups: list[TiedGroup], shape: Shape) -> _Tier | None:
     """Fill the accelerators so that what is left over can run there; None if it cannot."""
+    capacities = task.accelerators
     most = max(capacities)
-    light = None if offload_buffers else [without_buffers(b, sizes) for b in groups]
 
     def onload(group: TiedGroup) -> int:
         return onloaded_bytes(group, shape, most)
@@ -227,17 +230,13 @@ def _with_reserve(
         rest = (b for b, d in zip(groups, where, strict=True) if d is None)
         return shape.ahead * max(map(onload, rest), default=0)
 
-    def kept(where: Where) -> int:
-        return 0 if offload_buffers else buffer_bytes(groups, where, sizes, resident=False)
-
     def need(where: Where) -> int:
-        return for_blocks(where) + kept(where)
+        return for_blocks(where) + task.buffer_bytes(groups, where, resident=False)
 
     def reserve_for(where: Where) -> int:
-        buffers = 0 if offload_buffers else buffer_bytes(groups, where, sizes, resident=True)
-        return for_blocks(where) + buffers
+        return for_blocks(where) + task.buffer_bytes(groups, where, resident=True)
 
-    where, reserve = settle(groups, capacities, reserve_for, share, light)
+    where, reserve = settle(groups, capacities, reserve_for, task.share, task.light(groups))
     spare = reserve - reserve_for(where)  # kept though not needed: runs were ended by it
     for step in range(_MAX_PROMOTED):
         rest = [i for i, d in enumerate(where) if d is None and groups[i].size]
@@ -246,7 +245,7 @@ def _with_reserve(
         largest = max(rest, key=lambda i: onload(groups[i]))
         if step == 0 and not spare:  # the walk saw that the others do not fit, but for their ties
             rest = [i for i in rest if groups[i].shared]
-        better = promote(groups, where, largest, rest, capacities, need, share)
+        better = promote(groups, where, largest, rest, capacities, need, task.share)
         if better is None:
             break
         where, spare = better, 0
@@ -262,21 +261,16 @@ def _with_reserve(
 # ---------------------------------------------------------------------- the host
 
 
-def _fill_host(
-    groups: list[TiedGroup],
-    sizes: list[int],
-    capacity: int | None,
-    offload_buffers: bool,
-    has_main: bool,
-) -> tuple[Where, int]:
+def _fill_host(task: _Task, groups: list[TiedGroup], has_main: bool) -> tuple[Where, int]:
     """Fill the host with what the accelerators left over.
 
     Returns:
         0 or None (the disk) for each group, and the bytes kept free.
     """
+    capacity = task.host
     if capacity is None:
         return [None] * len(groups), 0
-    light = None if offload_buffers else [without_buffers(b, sizes) for b in groups]
+    light = task.light(groups)
     if light is not None and has_main:  # buffers are on an accelerator
         groups, light = light, None
     everything = fill(groups, [capacity])
@@ -284,7 +278,7 @@ def _fill_host(
         return [0] * len(groups), 0
 
     def buffers(where: Where) -> int:
-        return 0 if light is None else buffer_bytes(groups, where, sizes, resident=True)
+        return 0 if light is None else task.buffer_bytes(groups, where, resident=True)
 
     def need(where: Where) -> int:
         rest = (b for b, d in zip(groups, where, strict=True) if d is None)

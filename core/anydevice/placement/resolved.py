@@ -15,7 +15,7 @@ from anydevice.placement.placement import Placement
 from anydevice.placement.resolve import resolve_device_map
 from anydevice.placement.scripted import require_undivided
 from anydevice.ties import Weight, list_weights, place_weights
-from anydevice.weights import Slot, scales_weight
+from anydevice.weights import Slot, covering_name, scales_weight
 
 __all__ = ["ResolvedPlacement", "place_model"]
 
@@ -81,13 +81,7 @@ class ResolvedPlacement:
     def _runs(self, name: str) -> Device:
         """Where an offloaded module runs."""
         host_run = self.placement.host_run
-        if not host_run:
-            return self.main
-        while name:
-            if name in host_run:
-                return CPU
-            name = name.rpartition(".")[0]
-        return CPU if "" in host_run else self.main
+        return CPU if host_run and covering_name(name, host_run) is not None else self.main
 
 
 def place_model(

@@ -1,4 +1,4 @@
-"""Scripted and traced modules: TorchScript runs one in one piece, so no map may divide it."""
+"""Scripted and traced modules: TorchScript runs one as a unit, so no map may divide it."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class _Arrival(torch.autograd.Function):
 
 
 def is_transformed() -> bool:
-    """Whether `torch.func` or forward-mode AD is at work: they want torch's own operators."""
+    """Whether `torch.func` or forward-mode AD is at work: they need torch's own operators."""
     active = getattr(torch._C, "_are_functorch_transforms_active", None)
     return (active is not None and active()) or torch.autograd.forward_ad._current_level >= 0
 

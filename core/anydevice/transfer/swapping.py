@@ -36,7 +36,7 @@ class SwappedTensor(NamedTuple):
 
     @classmethod
     def of(cls, slot: Slot, original: torch.Tensor, copy: torch.Tensor) -> SwappedTensor:
-        """Note what a copy is like before anybody uses it."""
+        """Note the state of a copy before it is used."""
         return cls(slot, original, copy, copy._version, _address(copy), dict(copy.__dict__))
 
     def changed(self) -> bool:
