@@ -161,7 +161,7 @@ def _become(job):
 def _run(arguments):
     arguments = list(arguments)
     while arguments[0] == "-W":
-        warnings.simplefilter(arguments[1])
+        warnings._setoption(arguments[1])  # as the interpreter's own option
         del arguments[:2]
     kind = arguments.pop(0)
     if kind == "-c":

@@ -11,6 +11,7 @@ import venv
 from pathlib import Path
 
 import pytest
+from warm import run_python
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parent.parent / "examples"
@@ -24,14 +25,18 @@ def pip(*arguments):
 
 
 class Environment:
-    """A virtual environment that also sees the packages of the one that runs the tests."""
+    """A virtual environment that also sees the packages of the one that runs the tests.
+
+    Programs run with its packages on the path, as forks of a process that has imported torch; its
+    own interpreter runs them where ``fresh`` asks for that.
+    """
 
     def __init__(self, folder):
         venv.create(folder, with_pip=False, symlinks=True)
         self.python = folder / "bin" / "python"
-        purelib = sysconfig.get_path("purelib", vars={"base": str(folder)})
+        self.purelib = sysconfig.get_path("purelib", vars={"base": str(folder)})
         parent = sysconfig.get_path("purelib")
-        Path(purelib, "parent.pth").write_text(f"import site; site.addsitedir({parent!r})\n")
+        Path(self.purelib, "parent.pth").write_text(f"import site; site.addsitedir({parent!r})\n")
 
     def install(self, wheel):
         pip("--python", self.python, "install", "--no-deps", "--no-index", wheel)
@@ -42,21 +47,21 @@ class Environment:
     #: Warnings are errors, but for the one that a busy machine brings: a count that takes seconds.
     FLAGS = ("-W", "error", "-W", "ignore:the backend of")
 
-    def run(self, code, *, flags=FLAGS, **environment):
+    def run(self, code, *, flags=FLAGS, fresh=False, **environment):
         """Run Python there; what it printed, read as JSON where it is."""
         env = {k: v for k, v in os.environ.items() if not k.startswith("ANYDEVICE_")}
         env |= environment
-        done = subprocess.run(
-            [self.python, *flags, "-c", textwrap.dedent(code)],
-            capture_output=True,
-            text=True,
-            env=env,
-            check=False,
-        )
+        words = [*flags, "-c", textwrap.dedent(code)]
+        if fresh:
+            done = subprocess.run(
+                [self.python, *words], capture_output=True, text=True, env=env, check=False
+            )
+        else:
+            done = run_python(*words, env={**env, "PYTHONPATH": self.purelib})
         assert done.returncode == 0, done.stdout + done.stderr
         return json.loads(done.stdout)
 
-    def backends(self, **environment):
+    def backends(self, fresh=False, **environment):
         """Every plugin there: status and reason by package and device type."""
         records = self.run(
             """
@@ -65,6 +70,7 @@ class Environment:
             print(json.dumps([[r.device_type, r.package, r.status, r.reason, r.count()]
                               for r in list_backends()]))
             """,
+            fresh=fresh,
             **environment,
         )
         return {(kind, package): tuple(rest) for kind, package, *rest in records}

@@ -35,7 +35,7 @@ def test_a_package_is_found_used_and_removed(environment, wheel_of):
     assert ("foo", "anydevice-foo 1.2.3") not in environment.backends()
 
     environment.install(wheel_of(HERE / "anydevice-foo"))
-    assert environment.backends()["foo", "anydevice-foo 1.2.3"] == ("available", "", 2)
+    assert environment.backends(fresh=True)["foo", "anydevice-foo 1.2.3"] == ("available", "", 2)
     used = environment.run(USE)
     assert used["devices"] == ["foo:0", "foo:1", "cpu"]
     assert {"foo:0", "foo:1"} <= set(used["places"])
