@@ -28,7 +28,7 @@ from pathlib import Path
 __all__ = ["run_python"]
 
 
-def run_python(*arguments, cwd=None, env=None, check=False, timeout=120):
+def run_python(*arguments, cwd=None, env=None, check=False, timeout=120, finalize=False):
     """Run a program as ``subprocess.run([sys.executable, *arguments])`` does, with text captured.
 
     Args:
@@ -38,9 +38,11 @@ def run_python(*arguments, cwd=None, env=None, check=False, timeout=120):
         env: its whole environment; None for this process's.
         check: raise where it fails.
         timeout: in seconds, after which it is killed and `subprocess.TimeoutExpired` raised.
+        finalize: whether the interpreter takes itself apart at the end, as a new one does.
     """
     command = [str(argument) for argument in arguments]
     job = {"arguments": command, "cwd": str(cwd or Path.cwd()), "timeout": timeout}
+    job["finalize"] = finalize
     with tempfile.TemporaryDirectory() as folder:
         job |= {"stdout": f"{folder}/stdout", "stderr": f"{folder}/stderr"}
         code = _server().ask({**job, "environment": dict(os.environ if env is None else env)})
@@ -124,7 +126,11 @@ def _wait(child, timeout):
 
 
 def _become(job):
-    """Turn a forked child into a fresh program; never returns."""
+    """Turn a forked child into a fresh program; never returns.
+
+    Raises:
+        SystemExit: the end of a program whose interpreter is to finalize.
+    """
     import torch
 
     os.setpgid(0, 0)
@@ -151,6 +157,8 @@ def _become(job):
     except BaseException:  # noqa: BLE001 - told as an interpreter tells it
         traceback.print_exc()
         code = 1
+    if job["finalize"]:
+        raise SystemExit(code)
     threading._shutdown()  # as an interpreter does: pools of threads end, the others are joined
     atexit._run_exitfuncs()
     sys.stdout.flush()

@@ -1,12 +1,12 @@
 """A fork, and the end of the interpreter, with weights under way."""
 
 import os
-import subprocess
 import sys
 
 import pytest
 import torch
 from tests.transfer.conftest import Offloaded, make_blocks, same
+from warm import run_python
 
 PROGRAM = """
 import sys, torch
@@ -36,9 +36,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 )
 def test_the_interpreter_ends_cleanly(mode, budget, end):
     program = PROGRAM.format(root=ROOT, mode=mode, budget=budget, end=end)
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=120
-    )
+    done = run_python("-W", "error", "-c", program, finalize=True)
     assert done.stdout == "under way\n"
     if "raise" in end:
         assert done.returncode == 1
