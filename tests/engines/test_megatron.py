@@ -30,7 +30,7 @@ run_ranks = functools.partial(
     launch,
     timeout=250,
     imports=(
-        "transformers",
+        "transformers.modeling_utils",
         "megatron.core.models.gpt",
         "megatron.core.pipeline_parallel",
         "megatron.core.optimizer",

@@ -13,13 +13,19 @@ PRECISIONS = ("no", "bf16", "fp16")
 #: Engines for any number of ranks from two, and those that divide them in two ways.
 ENGINES = ("ddp", "fsdp2", "tp", "pp")
 MIXED = ("hsdp", "tp+fsdp2")
-#: Samples: a whole step of four ranks and four accumulated batches.
-COUNT = BATCH * 4 * 4
+#: Accumulated batches: one, or some of which one is neither first nor last.
+ACCUMULATED = 3
+#: Samples: a whole step of four ranks.
+COUNT = BATCH * 4 * ACCUMULATED
 #: What engines can be told besides.
-CHOICES = [("fsdp2-zero2-prefetch", "no", 4), ("fsdp2-ac", "no", 1), ("fsdp2-offload", "no", 4)]
+CHOICES = [
+    ("fsdp2-zero2-prefetch", "no", ACCUMULATED),
+    ("fsdp2-ac", "no", 1),
+    ("fsdp2-offload", "no", ACCUMULATED),
+]
 
 
-def cells(engines=ENGINES, precisions=PRECISIONS, accumulations=(1, 4)):
+def cells(engines=ENGINES, precisions=PRECISIONS, accumulations=(1, ACCUMULATED)):
     """All cells of a grid: engine, precision, accumulated batches."""
     return list(itertools.product(engines, precisions, accumulations))
 

@@ -9,15 +9,23 @@ from __future__ import annotations
 import pytest
 from launching import run_ranks
 from training import equality_ranks
-from training.equality_ranks import CHOICES, MIXED, cells
+from training.equality_ranks import ACCUMULATED, CHOICES, MIXED, cells
 
 # With the other tests whose ranks train: what these import is imported once, not in each worker.
 pytestmark = pytest.mark.xdist_group("training")
 
 GRIDS = {
     "2-cpu": (2, "cpu", [*cells(), *CHOICES]),
-    "4-cpu": (4, "cpu", [("fsdp2", "no", 1), ("pp", "no", 1), *cells(MIXED, ["fp16"], [4])]),
-    "2-sim": (2, "sim", [("ddp", "fp16", 1), ("fsdp2", "no", 4), *cells(["tp", "pp"], ["fp16"])]),
+    "4-cpu": (
+        4,
+        "cpu",
+        [("fsdp2", "no", 1), ("pp", "no", 1), *cells(MIXED, ["fp16"], [ACCUMULATED])],
+    ),
+    "2-sim": (
+        2,
+        "sim",
+        [("ddp", "fp16", 1), ("fsdp2", "no", ACCUMULATED), *cells(["tp", "pp"], ["fp16"])],
+    ),
 }
 
 
