@@ -4,6 +4,7 @@ import json
 import re
 
 import pytest
+from launching import fork_launches, warm_python
 
 from anydevice import cli
 
@@ -21,11 +22,12 @@ CHECKS = {
 FAULT = """
 import os
 
-if os.environ.get("RANK") == "1":
-    from anydevice import Accelerator
+def load():
+    if os.environ.get("RANK") == "1":
+        from anydevice import Accelerator
 
-    before = Accelerator.gather
-    Accelerator.gather = lambda self, tensor: before(self, tensor) + 1
+        before = Accelerator.gather
+        Accelerator.gather = lambda self, tensor: before(self, tensor) + 1
 """
 
 
@@ -54,9 +56,18 @@ def test_on_accelerators(simulator, monkeypatch, capfd):
     assert out.endswith("all is well\n")
 
 
+@pytest.mark.xdist_group("distributed")  # one worker has the process that forks others
 def test_a_check_that_fails_on_one_process_is_named(tmp_path, monkeypatch, capfd):
-    (tmp_path / "sitecustomize.py").write_text(FAULT)
+    """The processes are forks: `test_on_accelerators` starts them as users do."""
+    (tmp_path / "a_fault.py").write_text(FAULT)
+    metadata = tmp_path / "a_fault-1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: a-fault\nVersion: 1\n")
+    # What torch loads by itself as it starts.
+    (metadata / "entry_points.txt").write_text("[torch.backends]\nfault = a_fault:load\n")
+    monkeypatch.setenv("PYTHON_EXEC", warm_python(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    fork_launches(monkeypatch)
     assert cli.main(["test", "--cpu", "--json"]) == 1
     report = json.loads(capfd.readouterr().out)
     assert (report["num_processes"], report["device_type"]) == (2, "cpu")
