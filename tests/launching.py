@@ -121,7 +121,7 @@ def fork_launches(patch):
 
 
 def warm_python(folder, imports=()):
-    """A program in a folder that runs modules as Python does, in forks: for ``PYTHON_EXEC``.
+    """A program in a folder that runs what Python runs, in forks: torchrun's ``PYTHON_EXEC``.
 
     Args:
         folder: where.
@@ -204,8 +204,10 @@ _PROGRAM = """
 import os, runpy, signal, sys
 
 launching = runpy.run_path({here!r})
-unbuffered, option, module, *arguments = sys.argv[1:]
-assert (unbuffered, option) == ("-u", "-m"), sys.argv
+unbuffered, *words = sys.argv[1:]
+assert unbuffered == "-u", sys.argv
+# The worker of `anydevice launch` runs a script as Python does.
+module, *arguments = words[1:] if words[0] == "-m" else ["anydevice.launch.worker", *words]
 socket, pid = launching["_start_warm"]({path!r}, module, arguments, os.environ)
 for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, lambda number, frame: os.kill(pid, number))

@@ -97,18 +97,21 @@ state.destroy_process_group()
 
 @pytest.mark.parametrize("starter", ["torchrun", "anydevice launch"])
 def test_a_script_that_is_started_as_users_start_it(saved, tmp_path, starter):
-    """On the host by torchrun, on accelerators by `anydevice launch`, here with forks as ranks."""
+    """On the host by torchrun, on accelerators by `anydevice launch`; here ranks are forks.
+
+    (Ranks that are new interpreters: `test_torchrun` of `tests/processes/test_state.py`.)
+    """
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     environment.pop("ANYDEVICE_SIMULATOR", None)
+    environment["PYTHON_EXEC"] = warm_python(tmp_path, models.MODULES)
     if starter == "torchrun":
         kind, words = "cpu", ["torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
         environment["ANYDEVICE_BACKENDS"] = "cpu"
     else:
         kind, words = "sim", ["anydevice", "launch", "--num_processes", "2"]
         environment |= {"ANYDEVICE_SIMULATOR": "devices=2", "HF_HOME": str(tmp_path)}
-        environment["PYTHON_EXEC"] = warm_python(tmp_path, models.MODULES)
     command = [sys.executable, "-m", *words, str(script), str(saved["llama"][0]), str(tmp_path)]
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=200, check=False
