@@ -26,7 +26,8 @@ __all__ = ["COMMAND_GROUP", "full_parser", "main"]
 
 #: The entry-point group by which other packages add subcommands.
 COMMAND_GROUP: Final = "anydevice.commands"
-#: Our own subcommands, in the order of ``--help``: the module next to this file, and one line.
+#: Our own subcommands, in the order of ``--help``: the module next to this file, and its line in
+#: the list of commands.
 _COMMANDS: Final = {
     "run": ("run", "load a transformers model over the devices and run it"),
     "plan": ("plan", "show where a model's weights would go, without the weights"),

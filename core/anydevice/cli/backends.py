@@ -15,7 +15,9 @@ __all__ = ["describe_backends", "register"]
 
 def register(subparsers: argparse._SubParsersAction[Any]) -> None:
     """Add the subcommand."""
-    parser = subparsers.add_parser("backends", help="list every backend plugin, also broken ones")
+    parser = subparsers.add_parser(
+        "backends", description="List every backend plugin, also broken ones."
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.set_defaults(run=_run)
 

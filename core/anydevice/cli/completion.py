@@ -28,7 +28,6 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
     """Add the subcommand."""
     parser = subparsers.add_parser(
         "completion",
-        help="print a script that completes commands in a shell",
         description='Put this line into ~/.bashrc: eval "$(anydevice completion bash)". For zsh, '
         'into ~/.zshrc: eval "$(anydevice completion zsh)". For fish: anydevice completion fish '
         "> ~/.config/fish/completions/anydevice.fish.",

@@ -20,7 +20,6 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
     """Add the subcommand."""
     parser = subparsers.add_parser(
         "config",
-        help="write the configuration file of launch",
         description="Write the configuration file that `anydevice launch` reads. Without a "
         "terminal, or with --default, it is written at once from what the machine has; else a few "
         "questions are asked. Accelerate's own file is read, too: its values are offered.",

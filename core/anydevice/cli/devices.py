@@ -14,7 +14,7 @@ __all__ = ["describe_devices", "devices_table", "register"]
 
 def register(subparsers: argparse._SubParsersAction[Any]) -> None:
     """Add the subcommand."""
-    parser = subparsers.add_parser("devices", help="list the devices that can be used now")
+    parser = subparsers.add_parser("devices", description="List the devices that can be used now.")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.set_defaults(run=_run)
 

@@ -31,7 +31,6 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
     """Add the subcommand."""
     parser = subparsers.add_parser(
         "env",
-        help="print what a bug report needs",
         description="Print versions, devices, every backend plugin with its faults, the "
         "configuration of launch, and the environment variables that matter.",
     )

@@ -27,7 +27,6 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
     """Add the subcommand."""
     parser = subparsers.add_parser(
         "estimate",
-        help="say how much memory a model needs",
         description="For each dtype: bytes of the weights and of the largest block, what training "
         "with Adam takes, and the smallest device that runs the model with and without offload "
         "(weights alone, without activations). Only the config or headers are read.",

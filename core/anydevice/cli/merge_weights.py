@@ -33,7 +33,6 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
     """Add the subcommand."""
     parser = subparsers.add_parser(
         "merge-weights",
-        help="join a sharded checkpoint into safetensors files",
         description="Read a sharded checkpoint (a folder of torch.distributed.checkpoint, as FSDP "
         "saves it, or safetensors or torch files with an index) and write its weights as "
         "safetensors. At most one file's weights are in memory.",

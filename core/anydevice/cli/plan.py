@@ -39,7 +39,6 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
     """Add the subcommand."""
     parser = subparsers.add_parser(
         "plan",
-        help="show where a model's weights would go, without the weights",
         usage="anydevice plan MODEL [options]",
         description="Plan the placement of a model over this machine's devices, or over devices "
         "that you name: --device foo=24GiB --device foo=24GiB --cpu 64GiB. Only its config, or the "

@@ -42,7 +42,6 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
     """Add the subcommand."""
     parser = subparsers.add_parser(
         "run",
-        help="load a transformers model over the devices and run it",
         description="Print the devices and the placement, load the checkpoint into place, run a "
         "forward pass, print the result, the time and the peak memory of each device.",
     )

@@ -17,7 +17,6 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
     """Add the subcommand."""
     parser = subparsers.add_parser(
         "test",
-        help="check that processes of this machine work together",
         description="Launch a script with the configuration of this machine, and check processes, "
         "collectives, loaders, training, mixed precision, saving and loading. Takes less than a "
         "minute. The exit code is 0 when all is well. With --cpu, two processes are used unless "
