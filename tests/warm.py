@@ -25,7 +25,22 @@ import traceback
 import warnings
 from pathlib import Path
 
-__all__ = ["run_python"]
+__all__ = ["add_plugin_of_torch", "run_python"]
+
+
+def add_plugin_of_torch(folder, name, code):
+    """Write a package whose function ``load`` torch calls as it starts, in forks too.
+
+    Args:
+        folder: one that is on the path there.
+        name: of the module.
+        code: its text.
+    """
+    (folder / f"{name}.py").write_text(code)
+    metadata = folder / f"{name}-1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+    (metadata / "entry_points.txt").write_text(f"[torch.backends]\nplugin = {name}:load\n")
 
 
 def run_python(*arguments, cwd=None, env=None, check=False, timeout=120, finalize=False):

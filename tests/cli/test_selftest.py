@@ -5,6 +5,7 @@ import re
 
 import pytest
 from launching import fork_launches, warm_python
+from warm import add_plugin_of_torch
 
 from anydevice import cli
 
@@ -59,12 +60,7 @@ def test_on_accelerators(simulator, monkeypatch, capfd):
 @pytest.mark.xdist_group("distributed")  # one worker has the process that forks others
 def test_a_check_that_fails_on_one_process_is_named(tmp_path, monkeypatch, capfd):
     """The processes are forks: `test_on_accelerators` starts them as users do."""
-    (tmp_path / "a_fault.py").write_text(FAULT)
-    metadata = tmp_path / "a_fault-1.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: a-fault\nVersion: 1\n")
-    # What torch loads by itself as it starts.
-    (metadata / "entry_points.txt").write_text("[torch.backends]\nfault = a_fault:load\n")
+    add_plugin_of_torch(tmp_path, "a_fault", FAULT)
     monkeypatch.setenv("PYTHON_EXEC", warm_python(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     fork_launches(monkeypatch)

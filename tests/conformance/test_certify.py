@@ -6,10 +6,10 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from mutants import child_environment
-from warm import run_python
+from warm import add_plugin_of_torch, run_python
 
 from anydevice.cli import main
 from anydevice_conformance import report as reports
@@ -20,6 +20,12 @@ from anydevice_conformance.runner import run_suite
 pytestmark = pytest.mark.usefixtures("warm_process")
 
 MACHINE = "devices=2,memory=64MiB:96MiB,mode=lazy"
+MUTANT = """
+def load():
+    import mutants
+
+    mutants.install("CrashesInThreads")
+"""
 HOSTILE = """
 import pytest
 
@@ -117,8 +123,8 @@ def test_static_is_never_certified(capsys):
 
 def test_a_crash_is_one_failed_check(tmp_path, monkeypatch):
     monkeypatch.setenv(simulator.ENVIRONMENT_VARIABLE, MACHINE)
-    for name, value in child_environment("CrashesInThreads").items():
-        monkeypatch.setenv(name, value)
+    add_plugin_of_torch(tmp_path, "a_mutant", MUTANT)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{Path(__file__).parent}")
     results = []
     events = run_suite(
         "sim", tmp_path, only=["MOV_018", "MOV_019", "MOV_021"], on_result=results.append

@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from warm import add_plugin_of_torch
 
 from anydevice_conformance import warm
 
@@ -52,13 +53,7 @@ def folder(tmp_path_factory):
     """A folder with a program, and with a package that torch loads by itself."""
     folder = tmp_path_factory.mktemp("program")
     (folder / "a_program.py").write_text(PROGRAM)
-    (folder / "a_plugin_of_torch.py").write_text("def load():\n    pass\n")
-    metadata = folder / "a_plugin-1.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: a-plugin\nVersion: 1\n")
-    (metadata / "entry_points.txt").write_text(
-        "[torch.backends]\nplugin = a_plugin_of_torch:load\n"
-    )
+    add_plugin_of_torch(folder, "a_plugin_of_torch", "def load():\n    pass\n")
     return folder
 
 
