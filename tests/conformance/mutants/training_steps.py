@@ -9,7 +9,8 @@ import torch
 
 from mutants.collectives import _Collective
 from mutants.dtypes import _Operation
-from mutants.gallery import Fault, mutant
+from mutants.gallery import Fault, mutant, patched
+from mutants.kernels import Kernel
 
 
 @mutant("TRN-001")
@@ -79,3 +80,42 @@ class GroupsAreTheWorld(_Collective):
     def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         kwargs.pop("group", None)
         return real(*args, **kwargs)
+
+
+@mutant("TRN-008")
+class ListsOfSixtyFour(Kernel):
+    """Of a list of tensors a kernel takes the first 64."""
+
+    operations = ("_foreach_addcdiv_.ScalarList", "_foreach_add_.List", "_fused_adam_")
+
+    def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return real(*(a[:64] if isinstance(a, list | tuple) else a for a in args), **kwargs)
+
+
+@mutant("TRN-008")
+class OverflowCounts(Kernel):
+    """A step that overflowed counts among the good ones after which the scale grows."""
+
+    operations = ("_amp_update_scale_",)
+
+    def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        count = args[1].clone()
+        found = real(*args, **kwargs)
+        args[1].copy_(torch.where(args[2] != 0, count, args[1]))
+        return found
+
+
+@mutant("TRN-008")
+class LoadsOntoTheCurrent(Fault):
+    """`torch.load` puts storages on the current device, whichever `map_location` names."""
+
+    def patches(self) -> list[Any]:
+        def change(real: Callable[..., Any]) -> Callable[..., Any]:
+            def to(storage: Any, *, device: Any, non_blocking: bool = False) -> Any:
+                place = torch.device(device)
+                bare = torch.device(place.type) if place.type == self.device_type else place
+                return real(storage, device=bare, non_blocking=non_blocking)
+
+            return to
+
+        return [patched(torch.UntypedStorage, "to", change)]
