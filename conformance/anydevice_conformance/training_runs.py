@@ -135,8 +135,9 @@ class _Run:
         word, _, order = step.extra.partition(" ")
         if word not in ("norm", "value"):
             return {}
-        for optimizer in self.optimizers if self.scaler is not None else ():
-            self.scaler.unscale_(optimizer)
+        if self.scaler is not None:
+            for optimizer in self.optimizers:
+                self.scaler.unscale_(optimizer)
         if word == "value":
             torch.nn.utils.clip_grad_value_(self.parameters, 0.5)
             return {}

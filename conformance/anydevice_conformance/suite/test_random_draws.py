@@ -12,9 +12,11 @@ from typing import Final
 import torch
 from hypothesis import strategies as st
 
+from anydevice_conformance.draws import Way, ways, working
 from anydevice_conformance.laws import hold
-from anydevice_conformance.marks import needs
-from anydevice_conformance.situations import Situation, run_in
+from anydevice_conformance.marks import needs, two_devices
+from anydevice_conformance.outcomes import not_claimed
+from anydevice_conformance.situations import Situation, run_in, situations
 from anydevice_conformance.subject import Subject
 
 pytestmark = needs("device_rng")
@@ -44,8 +46,9 @@ def test_RNG_006_parameters(subject: Subject, index: int) -> None:
         assert abs(found.std() / deviation - 1) < 0.06, f"{name}: the deviation is {found.std()}"
         if found.equal(found.round()) and high - low < 100:
             values = set(found.tolist())
+            assert name != "multinomial" or 1 not in values, "multinomial gave what has no weight"
             assert {low, high} <= values, f"{name} never gave {low} or {high}: {sorted(values)[:9]}"
-    for size in (1, 50, 2500):
+    for size in (1, 50, 2500, 70_001, 131_075):
         found = subject.fetch(torch.randperm(size, device=device))
         assert found.sort().values.equal(torch.arange(size)), f"randperm({size}) is no permutation"
         assert size < 50 or not found.equal(torch.arange(size)), f"randperm({size}) is in order"
@@ -74,145 +77,159 @@ _DISTRIBUTIONS: dict[str, tuple[Draw, float, float, float, float]] = {
     "exponential_(2)": (lambda n, d: torch.empty(n, device=d).exponential_(2), 0, 15, 0.5, 0.5),
     "dropout(0.2)": (_kept, 0, 1, 0.8, 0.4),
     "multinomial": (_picked, 0, 2, 1.5, 0.866),
+    "randint(0, 2**40)": (
+        lambda n, d: torch.randint(0, 1 << 40, (n,), device=d),
+        *(0, (1 << 40) - 1, 2.0**39, 2.0**40 / math.sqrt(12)),
+    ),
+    "poisson(9)": (lambda n, d: torch.poisson(torch.full((n,), 9.0, device=d)), 0, 150, 9, 3),
 }
-
-
-def _ways(subject: Subject, index: int) -> dict[str, Callable[[], torch.Tensor]]:
-    device = subject.device(index)
-    base = torch.ones(37, device=device)
-    weights = torch.ones(5, device=device)
-    ways: dict[str, Callable[[], torch.Tensor]] = {
-        "rand of one": lambda: torch.rand(1, device=device),
-        "rand of 1001": lambda: torch.rand(1001, device=device),
-        "randn of 33": lambda: torch.randn(33, device=device),
-        "randint": lambda: torch.randint(0, 1000, (40,), device=device),
-        "randperm": lambda: torch.randperm(50, device=device),
-        "rand_like": lambda: torch.rand_like(base),
-        "normal_": lambda: base.clone().normal_(2.0, 3.0),
-        "uniform_": lambda: base.clone().uniform_(-1, 1),
-        "bernoulli_": lambda: base.clone().bernoulli_(0.5),
-        "exponential_": lambda: base.clone().exponential_(),
-        "dropout": lambda: torch.nn.functional.dropout(base, 0.5, training=True),
-        "multinomial": lambda: torch.multinomial(weights, 40, replacement=True),
-        "multinomial of each once": lambda: torch.multinomial(weights, 5),
-        "bernoulli": lambda: torch.bernoulli(base / 2),
-        "random_": lambda: base.clone().random_(0, 900),
-        "normal": lambda: torch.normal(base, base),
-        "rand of 20001": lambda: torch.rand(20_001, device=device),
-        "randn of 20001": lambda: torch.randn(20_001, device=device),
-        "randint of 20001": lambda: torch.randint(0, 1000, (20_001,), device=device),
-        "randperm of 2500": lambda: torch.randperm(2500, device=device),
-        "rand of 3 by 5 by 7": lambda: torch.rand(3, 5, 7, device=device),
-        "dropout of 3 by 5 by 7": lambda: torch.nn.functional.dropout(
-            torch.ones(3, 5, 7, device=device), 0.5, training=True
-        ),
-        "randn of a transposed tensor": lambda: torch.ones(9, 5, device=device).t().normal_(),
-        "randn of one": lambda: torch.randn(1, device=device),
-        "dropout of 20001": lambda: torch.nn.functional.dropout(
-            torch.ones(20_001, device=device), 0.5, training=True
-        ),
-    }
-    for dtype in subject.supported(torch.float64, torch.bfloat16, torch.float16):
-        like = torch.ones(65, device=device, dtype=dtype)
-        ways[f"rand in {dtype}"] = functools.partial(torch.rand_like, like)
-        ways[f"randn in {dtype}"] = functools.partial(torch.randn_like, like)
-        ways[f"dropout in {dtype}"] = functools.partial(
-            torch.nn.functional.dropout, like, 0.5, training=True
-        )
-    return ways
-
-
-#: Whose numbers are so many that two draws are never equal.
-_LONG: Final = (
-    "rand of 1001",
-    "randn of 33",
-    "rand of 20001",
-    "randn of 20001",
-    "randint of 20001",
-    "randperm of 2500",
-    "dropout of 20001",
-)
-#: Whose numbers are so few that no two are equal.
-_DIFFERENT: Final = ("randn of 33", "rand of 3 by 5 by 7", "randn of a transposed tensor")
-_OF_ONE = ("rand of one", "randn of one")
+#: So many numbers are drawn in one situation of each device only.
+_HUGE: Final = 50_000
 
 
 def test_RNG_007_every_way_to_draw(subject: Subject) -> None:
-    """Every way to draw follows the seed and the state, in every order, on every device and stream.
+    """Every way to draw follows seed and state: in every order, on every device, stream and thread.
 
     Found: an operation draws from another generator, or does not move the state as it should.
     Fix: have every random kernel use the device's default generator and advance its offset.
     """
-    ways = {index: _ways(subject, index) for index in subject.indices}
-    names = _working(ways[subject.indices[0]])
+    found = working(ways(subject), subject.device(subject.indices[0]))
     dice = random.Random(subject.seed)
     streams = subject.capabilities.streams
     for index in subject.indices:
-        for odd in (False, True):
-            current = subject.indices[-1 - subject.indices.index(index)] if odd else index
-            mode = "no_grad" if odd else "enable_grad"
-            situation = Situation(index, current, odd and streams, mode=mode)
-            dice.shuffle(names)
-            program = [(name, index) for name in names]
-            run_in(subject, situation, functools.partial(_follow, subject, ways, program, odd))
+        other = subject.indices[-1 - subject.indices.index(index)]
+        modes = ("no_grad", "inference_mode" if subject.infers else "no_grad")
+        for number, situation in enumerate(
+            (
+                Situation(index, index),
+                Situation(index, other, streams, mode=modes[0]),
+                Situation(index, other, dice.random() < 0.5 and streams, True, modes[1]),
+            )
+        ):
+            program = [(w, index) for w in found if w.count < _HUGE or number == index % 3]
+            dice.shuffle(program)
+            run_in(subject, situation, functools.partial(_follow, subject, program, situation))
     draws = st.lists(
-        st.tuples(st.sampled_from(names), st.sampled_from(subject.indices)), min_size=1, max_size=5
+        st.tuples(
+            st.sampled_from([w for w in found if w.count < _HUGE]),
+            st.sampled_from(subject.indices),
+        ),
+        min_size=1,
+        max_size=5,
     )
 
-    def law(program: list[tuple[str, int]]) -> None:
-        _follow(subject, ways, program)
+    def law(example: tuple[list[tuple[Way, int]], Situation]) -> None:
+        program, situation = example
+        run_in(subject, situation, functools.partial(_follow, subject, program, situation))
 
-    hold(subject, draws, law, examples=60)
+    hold(subject, st.tuples(draws, situations(subject)), law, examples=60)
 
 
-def _follow(
-    subject: Subject,
-    ways: dict[int, dict[str, Callable[[], torch.Tensor]]],
-    program: list[tuple[str, int]],
-    elsewhere: bool = False,
-) -> None:
+def test_RNG_007_own_generators(subject: Subject, index: int) -> None:
+    """Every way to draw from a generator of the caller's follows that one, and no other.
+
+    Found: the generator that was given is not used, or the default one is moved.
+    Fix: hand ``generator=`` on to the kernel, on each device.
+    """
+    device, backend = subject.device(index), subject.backend
+    try:
+        generator = torch.Generator(device)
+    except (NotImplementedError, RuntimeError):
+        not_claimed("the device has no torch.Generator")
+    found = [w for w in working(ways(subject), device) if w.seeded and w.count < _HUGE]
+    before = backend.rng_state(index)
+    for way in found:
+        try:
+            generator.manual_seed(31)
+            first = way.draw(device, generator=generator).cpu()
+        except (NotImplementedError, RuntimeError):
+            continue  # it has this way for the default generator only
+        state = generator.get_state()
+        more = way.draw(device, generator=generator).cpu()
+        _assert_alike(way.draw(device, generator=generator.manual_seed(31)), first, way, "seed")
+        generator.set_state(state)
+        _assert_alike(way.draw(device, generator=generator), more, way, "state")
+        if way.count > 1:
+            assert not torch.equal(first, more), f"{way} from its own generator repeats itself"
+        assert torch.equal(backend.rng_state(index), before), (
+            f"{way} from its own generator moves the default one of device {index}"
+        )
+
+
+def _assert_alike(found: torch.Tensor, wanted: torch.Tensor, way: Way, what: str) -> None:
+    assert torch.equal(found.cpu(), wanted), f"{way} does not follow its own generator's {what}"
+
+
+@two_devices
+def test_RNG_004_draws_elsewhere(subject: Subject) -> None:
+    """No way to draw on one device moves another's state.
+
+    Found: a draw on one device changed the numbers of another.
+    Fix: take the generator of the tensor's device, not of the current one.
+    """
+    for here, there in subject.both_ways():
+        for way in working(ways(subject), subject.device(here)):
+            if way.count < _HUGE:
+                before = subject.backend.rng_state(there)
+                way.draw(subject.device(here)).cpu()
+                assert torch.equal(subject.backend.rng_state(there), before), (
+                    f"{way} on device {here} moves the state of device {there}"
+                )
+
+
+def _follow(subject: Subject, program: list[tuple[Way, int]], situation: Situation) -> None:
     backend = subject.backend
-    here = ", on a side stream" if elsewhere and subject.capabilities.streams else ""
+    here = f" in {situation!r}"
+    host = torch.get_rng_state()
 
     def run() -> list[torch.Tensor]:
-        return [ways[index][name]().cpu() for name, index in program]
+        return [way.draw(subject.device(index)).cpu() for way, index in program]
+
+    def states() -> dict[int, torch.Tensor]:
+        return {index: backend.rng_state(index) for index in subject.indices}
 
     def assert_same(one: list[torch.Tensor], other: list[torch.Tensor], what: str) -> None:
-        for (name, index), a, b in zip(program, one, other, strict=True):
-            assert torch.equal(a, b), f"{name} on device {index}{here} does not follow the {what}"
+        for (way, index), a, b in zip(program, one, other, strict=True):
+            assert torch.equal(a, b), f"{way} on device {index} does not follow the {what}{here}"
 
     backend.manual_seed_all(77)
     first = run()
-    states = {index: backend.rng_state(index) for index in subject.indices}
-    copies = {index: state.clone() for index, state in states.items()}
+    kept = states()
+    copies = {index: state.clone() for index, state in kept.items()}
     more = run()
+    end = states()
+    for index, state in kept.items():
+        assert torch.equal(state, copies[index]), f"device {index}'s state changed in its holder"
     backend.manual_seed_all(77)
     assert_same(first, run(), "seed")
-    for index, state in states.items():
-        assert torch.equal(state, copies[index]), f"device {index}'s state changed in its holder"
+    for index, state in kept.items():
+        assert torch.equal(backend.rng_state(index), state), f"states differ after one seed{here}"
         backend.set_rng_state(state, index)
         assert torch.equal(state, copies[index]), "set_rng_state changed the state it was given"
     assert_same(more, run(), "state")
-    for (name, index), one, two in zip(program, first, more, strict=True):
-        if name in _LONG:
-            assert not torch.equal(one, two), f"{name} on device {index} repeats itself"
-        if name in _DIFFERENT:
-            numbers = one.flatten().tolist()
-            assert len(set(numbers)) == len(numbers), f"{name} gave a number twice: {numbers}"
-    for name, index in program:
-        if name in _OF_ONE:
-            drawn = {ways[index][name]().item() for _ in range(3)}
-            assert len(drawn) > 1, f"{name} on device {index} does not move the state"
+    for index, state in states().items():
+        assert torch.equal(state, end[index]), f"states differ after one state{here}"
+    for way, index in program:  # one directly after the other
+        one, two = (way.draw(subject.device(index)).cpu() for _ in range(2))
+        assert way.count == 1 or not torch.equal(one, two), (
+            f"{way} on device {index} repeats itself{here}"
+        )
+        _assert_no_block_twice(way, one, two, here)
+        if way.count == 1:
+            drawn = {way.draw(subject.device(index)).item() for _ in range(4)}
+            assert len(drawn) > 1, f"{way} on device {index} does not move the state{here}"
+    if not subject.is_host:
+        assert torch.equal(torch.get_rng_state(), host), f"the host's generator moved{here}"
 
 
-def _working(ways: dict[str, Callable[[], torch.Tensor]]) -> list[str]:
-    """Those that the device has: it need not have all."""
-    found = []
-    for name, draw in ways.items():
-        try:
-            draw()
-        except (NotImplementedError, RuntimeError):
-            continue
-        found.append(name)
-    assert "rand of 1001" in found, "the device cannot draw numbers"
-    return found
+def _assert_no_block_twice(way: Way, one: torch.Tensor, two: torch.Tensor, here: str) -> None:
+    """Of many numbers, a few in a row come once: the first and last ones, of it and the next."""
+    size = way.block
+    if one.numel() < 4 * size:
+        return
+    flat, after = one.flatten(), two.flatten()
+    both = torch.cat([flat, after])
+    text = both.view(torch.uint8).numpy().tobytes()
+    for block in (flat[:size], flat[-size:], after[:size], after[-size:]):
+        piece = block.clone().view(torch.uint8).numpy().tobytes()
+        assert text.find(piece) == text.rfind(piece), f"{way} gave {size} numbers twice{here}"

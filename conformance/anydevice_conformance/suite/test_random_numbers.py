@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
+import torch.utils.checkpoint
 
 from anydevice_conformance.marks import needs, two_devices
+from anydevice_conformance.situations import Situation, run_in
 from anydevice_conformance.subject import Subject
 
 pytestmark = needs("device_rng")
@@ -69,6 +72,43 @@ def test_RNG_003_state(subject: Subject, index: int) -> None:
     backend.manual_seed_all(6)
     backend.set_rng_state(kept, index)
     assert torch.equal(_draw(subject, index), first), "after another seed the state is not whole"
+
+
+def test_RNG_003_recomputed_blocks(subject: Subject, index: int) -> None:
+    """A block that `torch.utils.checkpoint` computes again drops the same elements.
+
+    Found: the gradient is that of another mask.
+    Fix: have ``torch.<type>`` give and set its generators' states, as torch asks of device modules:
+    ``get_rng_state``, ``set_rng_state``, ``device`` and, where it is set late, ``_initialized``.
+    """
+    if subject.module is None:
+        return  # the host's is torch's own; without a module torch cannot ask
+    other = subject.indices[-1 - subject.indices.index(index)]
+    for current in sorted({index, other}):
+        situation = Situation(index, current)
+        found = run_in(subject, situation, lambda: _recomputed(subject.device(index)))
+        if found is not None:
+            dropped, gradient = found
+            assert torch.equal(gradient, dropped), f"recomputed with another mask in {situation!r}"
+            assert 0 < dropped.count_nonzero() < dropped.numel(), "dropout dropped none or all"
+
+
+def _recomputed(device: torch.device) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """What dropout in a recomputed block gave, and its gradient; None without dropout."""
+
+    def block(given: torch.Tensor) -> Any:
+        return torch.nn.functional.dropout(given, 0.5, training=True)
+
+    values: Any = torch.ones(300, device=device).requires_grad_()
+    try:
+        block(values).sum().backward()
+    except (NotImplementedError, RuntimeError):
+        return None
+    values.grad = None
+    result: Any = torch.utils.checkpoint.checkpoint(block, values, use_reentrant=False)
+    torch.rand(5, device=device)  # what is drawn meanwhile is drawn by others
+    result.sum().backward()
+    return result.detach().cpu(), values.grad.cpu()
 
 
 @two_devices

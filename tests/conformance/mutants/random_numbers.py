@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import torch
 
 from mutants.gallery import Fault, mutant, patched
+from mutants.kernels import Kernel
 
 
 @mutant("RNG-001")
@@ -160,3 +163,63 @@ class NormalIsNarrow(_Drawn):
 
     def drawn(self, values: torch.Tensor) -> torch.Tensor:
         return values * 0.9
+
+
+@mutant("RNG-003")
+class BlocksAreNotRepeated(Fault):
+    """`torch.utils.checkpoint` is told that the device was never used, and keeps no state of it."""
+
+    def patches(self) -> list[Any]:
+        return [mock.patch.object(self.module, "_initialized", False)]
+
+
+@mutant("RNG-004")
+class DrawsMoveAll(Kernel):
+    """A draw on one device moves the other one's generator, too."""
+
+    operations = ("uniform_",)
+
+    def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        for index in range(self.device_count()):
+            if index != args[0].device.index and kwargs.get("generator") is None:
+                real(torch.empty(4, device=self.device(index)))
+        return real(*args, **kwargs)
+
+
+@mutant("RNG-006")
+class LongPermutations(Kernel):
+    """Behind 65,536 numbers a permutation goes on in order."""
+
+    operations = ("randperm.generator_out", "randperm", "randperm.generator")
+
+    def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        found = real(*args, **kwargs)
+        found[1 << 16 :] = torch.arange(found.numel(), device=found.device)[1 << 16 :]
+        return found
+
+
+@mutant("RNG-007")
+class GeneratorIsNotUsed(Kernel):
+    """Normal numbers are the default generator's, whichever is given."""
+
+    operations = ("normal_",)
+
+    def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return real(*args, **{**kwargs, "generator": None})
+
+
+@mutant("RNG-007")
+class ThreadsDrawForThemselves(Kernel):
+    """In a thread dropout draws from a generator that no seed reaches."""
+
+    operations = ("native_dropout",)
+
+    def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if threading.current_thread() is threading.main_thread():
+            return real(*args, **kwargs)
+        before = self.rng_state(args[0].device.index)
+        with self.module.device(args[0].device.index):
+            self.module.seed()
+        found = real(*args, **kwargs)
+        self.set_rng_state(before, args[0].device.index)
+        return found
