@@ -25,6 +25,8 @@ __all__ = ["LAYERS"]
 _ALL: Final = (*FLOATS, *INTEGERS, *BOOLS)
 _NUMBERS: Final = (*FLOATS, *INTEGERS)
 
+_WIDE: Final = (torch.float32, torch.float64)
+
 
 def _products(*letters: str) -> Make:
     """A tensor for each word, whose letters are sizes: the same one in all words."""
@@ -63,7 +65,7 @@ def _running(x: torch.Tensor, w: torch.Tensor) -> Any:
 
 
 def _lstm(x: torch.Tensor, wi: torch.Tensor, wh: torch.Tensor, b: torch.Tensor) -> Any:
-    start = torch.zeros(1, x.shape[1], 10, dtype=x.dtype, device=x.device)
+    start = torch.zeros(1, x.shape[1], 33, dtype=x.dtype, device=x.device)
     return torch.lstm(x, (start, start + 1), (wi, wh, b, b), True, 1, 0.0, False, False, False)
 
 
@@ -133,7 +135,11 @@ LAYERS: Final = (
         lambda x: F.interpolate(x, scale_factor=1.7, mode="bilinear"),
     ),
     usual(
-        "lstm", of_shapes((3, 2, 5), (40, 5), (40, 10), (40,)), _lstm, torch.float32, torch.float64
+        "lstm",
+        of_shapes((3, 2, 5), (132, 5), (132, 33), (132,)),
+        _lstm,
+        torch.float32,
+        torch.float64,
     ),
     usual(
         "rfft and back",

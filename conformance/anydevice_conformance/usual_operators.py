@@ -21,6 +21,7 @@ from anydevice_conformance.usual_operator import (
     numbers,
     shape,
 )
+from anydevice_conformance.usual_rarer import RARER
 
 __all__ = ["USUAL"]
 
@@ -177,6 +178,7 @@ def _all() -> Iterator[Usual]:
             yield Usual(name, run, _over(name, True), dtypes, supports_out=out, trained=trained)
     yield from INDEXING
     yield from LAYERS
+    yield from RARER
 
 
 #: All of them.

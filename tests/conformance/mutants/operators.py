@@ -48,3 +48,31 @@ class OutIsWrittenInRows(Kernel):
             return out.copy_(values)
         out.as_strided((out.numel(),), (1,), 0).copy_(values.reshape(-1))
         return out
+
+
+@mutant("DTY-015")
+class BytesAreSigned(Kernel):
+    """A cast of bytes to another dtype takes the upper half of them for negative numbers."""
+
+    operations = ("_copy_from",)
+
+    def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        source, target, *rest = args
+        if source.dtype is torch.uint8 and target.dtype is torch.int32:
+            source = source.view(torch.int8)
+        return real(source, target, *rest, **kwargs)
+
+
+@mutant("DTY-019")
+class BiasIsForgottenNowAndThen(Kernel):
+    """Each fiftieth linear layer leaves out its bias."""
+
+    operations = ("addmm",)
+    calls = 0
+
+    def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        BiasIsForgottenNowAndThen.calls += 1
+        bias, *others = args
+        if BiasIsForgottenNowAndThen.calls % 50 == 0:
+            bias = torch.zeros_like(bias)
+        return real(bias, *others, **kwargs)
