@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, Final
 
-__all__ = ["backend_of", "first_use", "first_use_in_fork", "use_in_fork"]
+__all__ = ["backend_of", "count_at_once", "first_use", "first_use_in_fork", "use_in_fork"]
 
 
 def backend_of(device_type: str) -> Any:
@@ -22,6 +22,27 @@ def backend_of(device_type: str) -> Any:
     with contextlib.suppress(Exception):
         backend.module  # noqa: B018 - imports the package that makes torch know the device
     return backend
+
+
+def count_at_once(backend: Any) -> list[Any]:
+    """What two threads are told, at once and twice, of how many devices there are."""
+    together = threading.Barrier(2)
+    told: list[Any] = []
+
+    def ask() -> None:
+        together.wait(60)
+        for _ in range(2):
+            try:
+                told.append((backend.is_available(), backend.device_count()))
+            except Exception as error:  # noqa: BLE001 - reported
+                told.append(f"{type(error).__name__}: {error}")
+
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return told
 
 
 def use_in_fork(device_type: str) -> dict[str, Any]:

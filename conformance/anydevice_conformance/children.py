@@ -17,6 +17,7 @@ from typing import Any, Final
 from anydevice_conformance import warm
 from anydevice_conformance.child_uses import (
     backend_of,
+    count_at_once,
     first_use,
     first_use_in_fork,
     use_in_fork,
@@ -148,10 +149,10 @@ def fork_after_count(device_type: str) -> dict[str, Any]:
     from anydevice import registry
 
     backend = registry.get_backend(device_type)
-    for _ in range(2):
-        backend.is_available()
-        backend.device_count()
+    counts = count_at_once(backend)
     found = {**use_in_fork(device_type), "faults": first_use_in_fork(device_type)}
+    if len(set(counts)) > 1:  # the first to ask is several threads
+        found["faults"] = [f"first of all, threads counted {counts}", *found["faults"]]
     return {**found, "started": _what_started(backend)}
 
 

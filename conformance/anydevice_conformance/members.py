@@ -126,31 +126,40 @@ def _dtypes(subject: Subject) -> Probe:
 
 def _errors(subject: Subject) -> Probe:
     backend = Watched(subject)
-    real = None if subject.is_host else _provoked(subject)
+    real = {} if subject.is_host else {i: _provoked(subject.device(i)) for i in subject.indices}
+    others = [
+        RuntimeError("mat1 and mat2 shapes cannot be multiplied (2x3 and 2x3)"),
+        ValueError("no such layer"),
+        IndexError("index out of range in self"),
+        KeyboardInterrupt(),
+    ]
+    lack = _provoked(torch.device("cpu"))
+    if lack is not None and not subject.is_host:
+        others.append(lack)
 
     def run(index: int) -> None:
-        if real is not None:
-            found: Any = backend.is_out_of_memory(real)
-            assert found is True, f"is_out_of_memory is {found!r} for {real!s:.120}"
-        for error in (
-            RuntimeError("mat1 and mat2 shapes cannot be multiplied (2x3 and 2x3)"),
-            ValueError("no such layer"),
-            IndexError("index out of range in self"),
-        ):
+        for place, error in real.items():
+            found: Any = None if error is None else backend.is_out_of_memory(error)
+            assert found in (True, None), (
+                f"is_out_of_memory is {found!r} for device {place}'s {error!s:.120}"
+            )
+        for error in others:
             found = backend.is_out_of_memory(error)
-            assert found is False, f"is_out_of_memory is {found!r} for {error!r}"
+            assert found is False, f"is_out_of_memory is {found!r} for {error!r:.200}"
 
     def repeat(index: int) -> None:
         subject.backend.is_out_of_memory(RuntimeError("no"))
-        if real is not None:
-            subject.backend.is_out_of_memory(real)
+        error = real.get(index)
+        if error is not None:
+            subject.backend.is_out_of_memory(error)
 
     return Probe("is_out_of_memory", run, repeat)
 
 
-def _provoked(subject: Subject) -> BaseException | None:
+def _provoked(device: torch.device) -> BaseException | None:
+    """A device's error, or the host's, when far too much memory is asked for."""
     try:
-        torch.empty(1 << 50, dtype=torch.uint8, device=subject.device(subject.indices[0]))
+        torch.empty(1 << 50, dtype=torch.uint8, device=device)
     except Exception as error:  # noqa: BLE001 - whichever the device raises
         return error.with_traceback(None)
     return None

@@ -11,12 +11,12 @@ from anydevice_conformance.probe import Probe
 from anydevice_conformance.subject import Subject
 from anydevice_conformance.watching import Watched
 
-__all__ = ["memory_probes"]
+__all__ = ["Memory", "memory_of", "memory_probes"]
 
 _MIB: Final = 1 << 20
 
 
-class _Memory:
+class Memory:
     """Questions about memory, with sizes that the device was seen to tell apart."""
 
     def __init__(self, subject: Subject) -> None:
@@ -82,9 +82,17 @@ class _Memory:
         return (self.reserved(index) or 0) <= with_it - self.size
 
 
+def memory_of(subject: Subject) -> Memory:
+    """The one of a subject, made once."""
+    found: Memory | None = subject.__dict__.get("_memory")
+    if found is None:
+        found = subject.__dict__["_memory"] = Memory(subject)
+    return found
+
+
 def memory_probes(subject: Subject) -> Iterator[Probe]:
     """Questions about sizes of memory, before and after allocations."""
-    memory, backend = _Memory(subject), Watched(subject)
+    memory, backend = memory_of(subject), Watched(subject)
 
     def info(index: int) -> None:
         before = backend.memory_info(index)
@@ -179,7 +187,7 @@ def _settle(subject: Subject, index: int) -> None:
     torch.zeros(1, device=subject.device(index)).cpu()
 
 
-def _assert_follows(memory: _Memory, index: int, member: str, field: str, size: int) -> None:
+def _assert_follows(memory: Memory, index: int, member: str, field: str, size: int) -> None:
     indices = memory.subject.indices
     before = {i: memory.read(member, i, field) for i in indices}
     tensor = memory.tensor(index, abs(size))

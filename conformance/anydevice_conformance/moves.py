@@ -15,7 +15,17 @@ from anydevice_conformance.layouts import LAYOUTS
 from anydevice_conformance.situations import Situation, situations
 from anydevice_conformance.subject import Subject
 
-__all__ = ["KINDS", "Move", "Source", "dtypes_of", "make_source", "moves"]
+__all__ = [
+    "KINDS",
+    "Move",
+    "Place",
+    "Source",
+    "Tagged",
+    "dtypes_of",
+    "make_source",
+    "moves",
+    "place_name",
+]
 
 Place = int | None  # a device's index; None is the host
 
@@ -24,6 +34,11 @@ _MIDDLING: Final = ((4095,), (4096,), (4097,), (64, 64), (65_537,), (3, 11, 1000
 _EMPTY: Final = ((0,), (3, 0, 2), (2, 1, 0, 3))
 #: How many elements lie before and behind a source in its storage.
 _MARGIN: Final = 19
+
+
+def place_name(place: Place) -> str:
+    """In words."""
+    return "the host" if place is None else f"device {place}"
 
 
 class Tagged(torch.Tensor):
@@ -73,8 +88,7 @@ class Move:
     @property
     def direction(self) -> str:
         """In words."""
-        names = ["the host" if p is None else f"device {p}" for p in (self.source, self.target)]
-        return f"from {names[0]} to {names[1]}"
+        return f"from {place_name(self.source)} to {place_name(self.target)}"
 
     def __repr__(self) -> str:
         words = [

@@ -110,6 +110,9 @@ def _check_pinning(subject: Subject, move: Move) -> None:
     if pinned.numel() == 0:
         return
     assert pinned.is_pinned(), "the result is not pinned"
+    assert pinned.stride() == source.stride() or not is_dense(source), (
+        f"PIN-005: strides {source.stride()} became {pinned.stride()}"
+    )
     pinned = pinned.detach()  # a view that requires grad is not written to
     there = subject.put(pinned, move.target or 0, non_blocking=move.non_blocking)
     assert same_bits(read(there), made.expected), "what was pinned moved as something else"

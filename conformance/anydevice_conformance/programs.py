@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -20,10 +22,14 @@ from anydevice_conformance.threads import in_thread
 
 __all__ = ["Step", "programs", "run_program"]
 
-_SIZE: Final = 300
+#: Elements of a value: small, more than a block of threads, and what drivers copy in pieces.
+_SIZES: Final = (300, 1, 70_000, 300_001)
 _SIDE: Final = 2  # streams next to the default one, of each device
 _MANY: Final = 12  # events at once: more than a small pool of them has
-_KINDS: Final = ("kernel", "in place", "upload", "download", "cross", "record", "host waits")
+_KINDS: Final = (
+    *("kernel", "in place", "upload", "download", "cross", "record", "host waits"),
+    *("blocking download", "blocking cross", "let go"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,8 +66,14 @@ class _Value:
     tensor: torch.Tensor
     expected: torch.Tensor
     device: int
+    home: int  # the stream that was current when it was made
     written: Stamp
     read: list[Stamp] = dataclasses.field(default_factory=list)
+
+    def part(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """What is moved of it: all, or now and then what follows its first element."""
+        first = 1 if number % 3 == 1 and self.expected.numel() > 1 else 0
+        return self.tensor[first:], self.expected[first:]
 
 
 @dataclasses.dataclass
@@ -126,12 +138,16 @@ class _Run:
             self.host_waits(number)
         else:
             value = self.values[step.value % len(self.values)]
-            {
+            act: dict[str, Callable[[int, _Value], None]] = {
                 "kernel": self.kernel,
                 "in place": self.in_place,
                 "download": self.download,
+                "blocking download": self.blocking_download,
                 "cross": self.cross,
-            }[step.kind](number, value)
+                "blocking cross": partial(self.cross, blocking=True),
+                "let go": self.let_go,
+            }
+            act[step.kind](number, value)
 
     def on(self, value: _Value, number: int) -> int:
         """A stream of a value's device."""
@@ -140,14 +156,15 @@ class _Run:
 
     def upload(self, number: int, seed: int) -> None:
         stream = self.streams[number]
-        host = torch.arange(float(_SIZE)) + seed
+        size = _SIZES[seed * 3 // 4 % len(_SIZES)] if seed else _SIZES[0]
+        host = torch.arange(float(size)) + seed
         source = host.clone()
         if self.subject.capabilities.pinned_memory and seed % 2:
             source = self.backend.pin_memory(source)
         self.kept.append(source)
         with self.backend.use_stream(stream.real):
             tensor = self.subject.put(source, stream.device, non_blocking=True)
-        self.values.append(_Value(tensor, host, stream.device, self.stamp(number)))
+        self.values.append(_Value(tensor, host, stream.device, number, self.stamp(number)))
 
     def kernel(self, number: int, value: _Value) -> None:
         number = self.on(value, number)
@@ -156,7 +173,7 @@ class _Run:
             tensor = value.tensor + 1
         stamp = self.stamp(number)
         value.read.append(stamp)
-        self.values.append(_Value(tensor, value.expected + 1, value.device, stamp))
+        self.values.append(_Value(tensor, value.expected + 1, value.device, number, stamp))
 
     def in_place(self, number: int, value: _Value) -> None:
         number = self.on(value, number)
@@ -170,12 +187,26 @@ class _Run:
         number = self.on(value, number)
         self.after(number, [value.written])
         with self.backend.use_stream(self.streams[number].real):
-            copy = self.subject.fetch(value.tensor, non_blocking=True)
+            part, expected = value.part(number)
+            copy = self.subject.fetch(part, non_blocking=True)
         stamp = self.stamp(number)
         value.read.append(stamp)
-        self.copies.append((copy, value.expected, stamp))
+        self.copies.append((copy, expected, stamp))
 
-    def cross(self, number: int, value: _Value) -> None:
+    def blocking_download(self, number: int, value: _Value) -> None:
+        number = self.on(value, number)
+        self.after(number, [value.written])
+        with self.backend.use_stream(self.streams[number].real):
+            copy = self.subject.fetch(value.tensor)
+        value.read.append(self.stamp(number))
+        assert torch.equal(copy, value.expected), "a blocking copy to the host is not there"
+
+    def let_go(self, number: int, value: _Value) -> None:
+        """Its memory is used again on the stream that asked for it: after all that was done."""
+        self.after(value.home, [value.written, *value.read])
+        self.values = [other for other in self.values if other is not value]
+
+    def cross(self, number: int, value: _Value, blocking: bool = False) -> None:
         target = number % len(self.streams)
         stream = self.streams[target]
         if stream.device == value.device:
@@ -188,10 +219,11 @@ class _Run:
             self.backend.use_stream(self.streams[source].real),
             self.backend.use_stream(stream.real),
         ):
-            tensor = self.subject.put(value.tensor, stream.device, non_blocking=True)
+            part, expected = value.part(number)
+            tensor = self.subject.put(part, stream.device, non_blocking=not blocking)
         stamp = self.stamp(target)
         value.read += [stamp, self.stamp(source)]
-        self.values.append(_Value(tensor, value.expected, stream.device, stamp))
+        self.values.append(_Value(tensor, expected, stream.device, target, stamp))
 
     def host_waits(self, number: int) -> None:
         event, clock = self.record(number)

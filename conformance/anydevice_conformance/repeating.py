@@ -53,6 +53,7 @@ def kinds_of_moves(subject: Subject) -> dict[str, Callable[[int], object]]:
             i, subject.put(pinned, i, non_blocking=True)
         )
         found["pinning a transposed tensor"] = lambda i: backend.pin_memory(turned)
+        found["pinning what no host has room for"] = lambda i: backend.pin_memory(wide)
         found["pinning a tensor of the device"] = lambda i: backend.pin_memory(there[i])
     if len(subject.indices) > 1:
         others = {i: subject.indices[n - 1] for n, i in enumerate(subject.indices)}

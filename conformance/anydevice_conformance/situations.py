@@ -12,14 +12,15 @@ import torch
 from hypothesis import strategies as st
 
 from anydevice.backend import torchs_accelerator
+from anydevice_conformance.ambients import AMBIENTS
 from anydevice_conformance.subject import Subject
 from anydevice_conformance.threads import in_thread
 
 __all__ = [
-    "AMBIENTS",
     "MODES",
     "Situation",
     "State",
+    "parts_of_situations",
     "run_in",
     "situations",
     "state",
@@ -36,35 +37,6 @@ MODES: Final[dict[str, Callable[[], Any]]] = {
 }
 
 
-@contextlib.contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
-def _autocast(subject: Subject) -> contextlib.AbstractContextManager[Any]:
-    """Autocast, where the device has it."""
-    try:
-        dtypes = sorted(subject.backend.autocast_dtypes(), key=str)
-        return torch.autocast(subject.type, dtype=dtypes[0])
-    except Exception:  # noqa: BLE001 - it has none
-        return contextlib.nullcontext()
-
-
-#: torch's defaults by name: set around a call alone, since what a check does besides needs its own.
-AMBIENTS: Final[dict[str, Callable[[Subject], Any]]] = {
-    "": lambda subject: contextlib.nullcontext(),
-    "default dtype float64": lambda subject: _default_dtype(torch.float64),
-    "default device": lambda subject: subject.device(subject.indices[-1]),
-    "default device meta": lambda subject: torch.device("meta"),
-    "autocast": lambda subject: _autocast(subject),
-}
-
-
 @dataclasses.dataclass(frozen=True)
 class Situation:
     """Where a member is called.
@@ -73,6 +45,7 @@ class Situation:
         index: the device that it is called for.
         current: the device that is the current one meanwhile.
         side_stream: whether another stream than the default one is current on ``index``.
+        elsewhere: whether one is current on the device that comes after it.
         thread: whether it is called in a thread of its own.
         mode: the gradient mode, a key of `MODES`.
         ambient: torch's defaults meanwhile, a key of `AMBIENTS`.
@@ -81,6 +54,7 @@ class Situation:
     index: int = 0
     current: int = 0
     side_stream: bool = False
+    elsewhere: bool = False
     thread: bool = False
     mode: str = "enable_grad"
     ambient: str = ""
@@ -89,6 +63,8 @@ class Situation:
         words = [f"device {self.index}", f"current device {self.current}"]
         if self.side_stream:
             words.append("side stream")
+        if self.elsewhere:
+            words.append("side stream of the next device")
         if self.thread:
             words.append("in a thread")
         if self.mode != "enable_grad":
@@ -98,23 +74,29 @@ class Situation:
         return f"<{', '.join(words)}>"
 
 
-def situations(subject: Subject) -> st.SearchStrategy[Situation]:
-    """Every situation that the backend can be in."""
-    indices = st.sampled_from(subject.indices)
+def parts_of_situations(subject: Subject) -> dict[str, list[Any]]:
+    """What each attribute of a situation can be with the backend; the plainest value first."""
     if subject.capabilities.streams:
         for index in subject.indices:  # made now, so that they are no leak of what follows
             side_stream(subject, index)
     settable = hasattr(subject.module, "set_device") and not subject.is_host
-    modes = [m for m in MODES if m != "inference_mode" or subject.infers]
-    return st.builds(
-        Situation,
-        indices,
-        indices if settable else st.just(0),
-        st.booleans() if subject.capabilities.streams else st.just(False),
-        st.sampled_from([False, False, False, True]),
-        st.sampled_from(modes),
-        st.sampled_from([""] * 6 + [ambient for ambient in AMBIENTS if ambient]),
-    )
+    return {
+        "index": subject.indices,
+        "current": subject.indices if settable else [0],
+        "side_stream": [False, True] if subject.capabilities.streams else [False],
+        "elsewhere": [False, True][: len(subject.indices) if subject.capabilities.streams else 1],
+        "thread": [False, True],
+        "mode": [m for m in MODES if m != "inference_mode" or subject.infers],
+        "ambient": list(AMBIENTS),
+    }
+
+
+def situations(subject: Subject) -> st.SearchStrategy[Situation]:
+    """Every situation that the backend can be in; most often the plain ones."""
+    parts = parts_of_situations(subject)
+    parts["thread"] = [False, False, False, True]
+    parts["ambient"] = [""] * 5 + parts["ambient"]
+    return st.builds(Situation, **{name: st.sampled_from(found) for name, found in parts.items()})
 
 
 def surroundings(subject: Subject) -> contextlib.AbstractContextManager[Any]:
@@ -140,8 +122,9 @@ def run_in(subject: Subject, situation: Situation, work: Callable[[], T]) -> T:
 def _run_here(subject: Subject, situation: Situation, work: Callable[[], T]) -> T:
     with contextlib.ExitStack() as stack:
         stack.enter_context(_current(subject, situation.current))
-        if situation.side_stream:
-            stream = side_stream(subject, situation.index)
+        following = (situation.index + 1) % len(subject.indices)
+        for index in [situation.index] * situation.side_stream + [following] * situation.elsewhere:
+            stream = side_stream(subject, index)
             stack.enter_context(_on_stream(subject, stream, situation.current))
         stack.enter_context(MODES[situation.mode]())
         stack.callback(setattr, _here, "ambient", _here.ambient)

@@ -1,31 +1,35 @@
-"""Plain moves of every dtype, layout and size, each way: thousands, at little cost.
+"""Plain moves of every dtype, layout, size and kind, each way: thousands, at little cost.
 
 The generated moves are tried in every situation, but each combination of a dtype, a layout and a
-direction seldom comes among them. Here each one comes.
+direction seldom comes among them. Here each one comes, each dtype in each of the situations that
+hold all pairs of what a situation is made of.
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Final
 
 import torch
+from torch import nn
 
+from anydevice_conformance.covering import covering_situations
+from anydevice_conformance.crowds import check_crowds, check_sources_gone
 from anydevice_conformance.data import DTYPES, same_bits, short_name
+from anydevice_conformance.gradients import check_gradients
 from anydevice_conformance.layouts import LAYOUTS, is_dense
-from anydevice_conformance.moves import Move, make_source
-from anydevice_conformance.moving import assert_gradient, read
-from anydevice_conformance.situations import Situation, restored, run_in
+from anydevice_conformance.moves import KINDS, Place, Tagged, dtypes_of, place_name
+from anydevice_conformance.moving import flags_of, read
+from anydevice_conformance.situations import Situation, restored, run_in, state, surroundings
 from anydevice_conformance.subject import Subject
 
 __all__ = ["routes", "sweep"]
 
-Place = int | None  # a device's index; None is the host
-
 #: Shape, layout, and how many elements lie before it in its storage.
-_SMALL: Final[tuple[tuple[tuple[int, ...], str, int], ...]] = (
+Case = tuple[tuple[int, ...], str, int]
+
+_SMALL: Final[tuple[Case, ...]] = (
     ((), "contiguous", 5),
     ((1,), "contiguous", 0),
     ((0, 3), "contiguous", 0),
@@ -45,7 +49,7 @@ _SMALL: Final[tuple[tuple[tuple[int, ...], str, int], ...]] = (
     ((2, 1, 2, 1, 2, 1, 3), "transposed", 0),
 )
 _LARGEST: Final = ((1 << 20) + 5,)
-_LARGE: Final[tuple[tuple[tuple[int, ...], str, int], ...]] = (
+_LARGE: Final[tuple[Case, ...]] = (
     ((70_001,), "contiguous", 1),
     ((66_001, 2), "transposed", 0),  # more rows than a grid has blocks
     (_LARGEST, "contiguous", 3),
@@ -56,9 +60,6 @@ _LARGEST_OF: Final = (torch.float32, torch.bfloat16, torch.int64, torch.int8)
 _OTHERS: Final = (torch.uint16, torch.uint32, torch.uint64)
 #: So many times the largest case is on a device at once.
 _COPIES: Final = 7
-#: So many tensors of each of these sizes are moved and kept.
-_CROWD: Final = 24
-_CROWDED: Final = (1, 1000, 4096)
 #: So much more than its elements a result's storage may take, in bytes.
 _SLACK: Final = 4096
 
@@ -76,80 +77,31 @@ def sweep(subject: Subject, between: bool) -> None:
     Raises:
         AssertionError: one is wrong; the message says which.
     """
+    ways = routes(subject, between=between)
     for number, dtype in enumerate((*subject.supported(*DTYPES), *_OTHERS)):
-        situation = Situation(
-            subject.indices[-1],
-            subject.indices[number % len(subject.indices)],
-            side_stream=subject.capabilities.streams and number % 3 == 1,
-            thread=bool(number % 2),
-        )
-        claimed = subject.backend.supports_dtype(dtype)
         for large, cases in ((False, _SMALL), (True, _LARGE)):
             if large and dtype.itemsize * _COPIES > min(map(subject.room, subject.indices)) >> 20:
                 continue
             if large and subject.quick and dtype not in _LARGEST_OF:
                 continue
-            one = _Sweep(subject, number, dtype, large, cases, refusable=not claimed)
-            refusal = contextlib.nullcontext() if claimed else contextlib.suppress(_RefusedError)
-            with refusal, restored(subject):
-                run_in(subject, situation, lambda one=one: one.run(between))  # type: ignore[misc]
-    for source, target in routes(subject, between=between):
-        _check_gradients(subject, source, target)
-        _check_crowd(subject, source, target)
-
-
-def _check_gradients(subject: Subject, source: Place, target: Place) -> None:
-    """First and second derivatives, which go the other way; of results that go on, too."""
-    crosses = source is not None and target is not None
-    if subject.is_host or (crosses and not subject.capabilities.streams):
-        return  # torch orders a backward between devices by their events
-    dtypes = subject.supported(torch.float32, torch.float64)
-    there = torch.device("cpu") if target is None else subject.device(target)
-    for dtype, kind in itertools.product(dtypes, ("requires_grad", "parameter")):
-        move = Move(
-            dtype=dtype,
-            shape=(5, 7),
-            layout="contiguous",
-            offset=0,
-            source=source,
-            target=target,
-            non_blocking=False,
-            pinned=False,
-            kind=kind,
-            situation=Situation(),
-            seed=0,
-        )
-        leaf = make_source(subject, move).tensor
-        words = f"MOV-011: of a {kind} of {short_name(dtype)}, "
-        words += f"from {_name(source)} to {_name(target)}"
-        try:
-            assert_gradient(subject, move, leaf, there)
-            moved = subject.backend.move(leaf * 2, there)
-            (found,) = torch.autograd.grad(moved, leaf, torch.ones_like(moved))
-        except Exception as error:
-            raise AssertionError(f"{words}: {error}") from error
-        assert read(found).eq(2).all(), f"{words}: the gradient of what is moved further is wrong"
-
-
-def _check_crowd(subject: Subject, source: Place, target: Place) -> None:
-    """Many results of one size that are all kept: each keeps its values while others come."""
-    there = torch.device("cpu") if target is None else subject.device(target)
-    for count in _CROWDED:
-        plain = torch.arange(float(count))
-        start = plain if source is None else plain.to(subject.device(source))
-        found = [
-            subject.backend.move(start + n, there, non_blocking=bool(n % 2)) for n in range(_CROWD)
-        ]
-        subject.synchronize_all()
-        for number, moved in enumerate(found):
-            assert torch.equal(read(moved), plain + number), (
-                f"MOV-001: of {_CROWD} tensors of {count} float32, moved from {_name(source)} to "
-                f"{_name(target)} and kept, the {number + 1}th has changed"
-            )
+            for turn in range(1 if subject.quick or large else 3):
+                one = _Sweep(subject, number + 7 * turn, dtype, large, cases)
+                try:
+                    one.run(ways)
+                except _RefusedError:
+                    break
+    for source, target in ways:
+        check_gradients(subject, source, target)
+        check_crowds(subject, source, target)
+        check_sources_gone(subject, source, target)
 
 
 class _RefusedError(Exception):
     """A dtype that the device does not claim is not taken."""
+
+
+#: A way from place to place, a case, whether it is non-blocking, and the storage and the kind.
+Job = tuple[tuple[Place, Place], Case, bool, str, str]
 
 
 class _Sweep:
@@ -161,95 +113,146 @@ class _Sweep:
         number: int,
         dtype: torch.dtype,
         large: bool,
-        cases: tuple[tuple[tuple[int, ...], str, int], ...],
-        refusable: bool,
+        cases: tuple[Case, ...],
     ) -> None:
         self._subject = subject
-        self._number = number
+        self._number = number + subject.seed
         self._dtype = dtype
         self._large = large
         if large and dtype not in _LARGEST_OF:
             cases = cases[:-1]
         self._cases = cases
-        self._refusable = refusable
+        self._refusable = not subject.backend.supports_dtype(dtype)
         count = 9000 if not large else (1 << 20) + 9 if len(cases) == len(_LARGE) else 132_100
-        bits = _bits(subject)[: count * dtype.itemsize].clone()
-        self._values = (bits % 2).bool() if dtype is torch.bool else bits.view(dtype)
-        self._storages: dict[tuple[Place, bool], torch.Tensor] = {}
+        self._values = {"": self._random_bits(count)}
+        self._kinds = ["plain"]
+        if not large and not self._refusable:
+            kinds = [kind for kind in KINDS if kind not in ("plain", "negative")]
+            self._kinds += [kind for kind in kinds if dtype in dtypes_of(subject, kind)]
+        if "conjugate" in self._kinds:  # numbers, whose signs may be changed
+            parts = torch.randn(9000, dtype=torch.float64)
+            self._values["numbers"] = torch.complex(parts, parts.flip(0)).to(dtype)
+        self._storages: dict[tuple[Place, str], torch.Tensor] = {}
 
-    def run(self, between: bool) -> None:
-        for route in routes(self._subject, between=between):
-            done = [self._moved(route, *how) for how in self._each(route)]
-            self._subject.synchronize_all()
-            for check in done:
-                check()
-        for (place, _), storage in self._storages.items():
-            assert same_bits(read(storage), self._values), (
-                f"MOV-009: moving views of it changed {short_name(self._dtype)} on {_name(place)}"
+    def _random_bits(self, count: int) -> torch.Tensor:
+        bits = _bits(self._subject)[: count * self._dtype.itemsize].clone()
+        return (bits % 2).bool() if self._dtype is torch.bool else bits.view(self._dtype)
+
+    def run(self, ways: list[tuple[Place, Place]]) -> None:
+        """Do the moves, a share of them in each situation."""
+        jobs = [job for way in ways for job in self._each(way)]
+        sources = [self._source(job) for job in jobs]
+        self._subject.synchronize_all()
+        every = covering_situations(self._subject)
+        for number, situation in enumerate(every):
+            share = range((number + self._number) % len(every), len(jobs), len(every))
+            if share:
+                self._run_in(situation, [(jobs[n], *sources[n]) for n in share])
+        for (place, how), storage in self._storages.items():
+            values = self._values.get(how, self._values[""])
+            assert same_bits(read(storage), values), (
+                f"MOV-009: moving views of it changed {short_name(self._dtype)} on "
+                f"{place_name(place)}"
             )
 
-    def _each(self, route: tuple[Place, Place]) -> Iterator[tuple[Any, bool, bool, bool]]:
-        """The case, whether it is non-blocking, pinned, and requires grad."""
-        pins = (False, True) if route[0] is None and self._pins() else (False,)
-        trained = self._dtype.is_floating_point and self._dtype.itemsize > 1
-        for number, (case, late, pinned) in enumerate(
-            itertools.product(self._cases, (False, True), pins)
+    def _run_in(
+        self, situation: Situation, share: list[tuple[Job, torch.Tensor, torch.Tensor]]
+    ) -> None:
+        def work() -> list[Callable[[], None]]:
+            before = state(self._subject)
+            done = [self._moved(*one, situation=situation) for one in share]
+            changed = before.differences(state(self._subject))
+            assert not changed, f"DEV-012: {len(share)} moves: {changed}; {situation!r}"
+            return done
+
+        with restored(self._subject):
+            checks = run_in(self._subject, situation, work)
+        self._subject.synchronize_all()
+        for check in checks:
+            check()
+
+    def _each(self, way: tuple[Place, Place]) -> Iterator[Job]:
+        pins = way[0] is None and self._subject.capabilities.pinned_memory
+        number = self._number
+        for case, late, pinned in itertools.product(
+            self._cases, (False, True), ("", "pinned") if pins else ("",)
         ):
-            if self._large and pinned != (late and pins[-1]):
+            if self._large and pins and (late == bool(pinned)) == (self._cases.index(case) % 2):
                 continue  # what is large takes time: half of the combinations
-            place = number // (2 * len(pins)) + self._number
-            if self._subject.quick and (place + late + pinned) % 2:
-                continue
-            yield case, late, pinned, trained and (place + late) % 3 == 0
+            number += 1
+            kind = self._kinds[number * 5 // 4 % len(self._kinds)] if number % 3 else "plain"
+            how = {"inference": "inference", "conjugate": "numbers"}.get(kind, pinned)
+            yield way, case, late, how, kind
 
-    def _pins(self) -> bool:
-        return self._subject.capabilities.pinned_memory
-
-    def _storage(self, place: Place, pinned: bool) -> torch.Tensor:
-        key = place, pinned
+    def _storage(self, place: Place, how: str) -> torch.Tensor:
+        key = place, how
         if key not in self._storages:
+            values = self._values.get(how, self._values[""])
             try:
-                if place is not None:
-                    found = self._values.to(self._subject.device(place))
-                elif pinned:
-                    found = self._subject.backend.pin_memory(self._values)
-                else:
-                    found = self._values.clone()
+                with torch.inference_mode(how == "inference"):
+                    if place is not None:
+                        found = values.to(self._subject.device(place))
+                    elif how == "pinned":
+                        found = self._subject.backend.pin_memory(values)
+                    else:
+                        found = values.clone()
             except Exception as error:
                 raise (_RefusedError() if self._refusable else error) from error
             self._storages[key] = found
         return self._storages[key]
 
-    def _moved(
-        self, route: tuple[Place, Place], case: Any, late: bool, pinned: bool, trained: bool
-    ) -> Callable[[], None]:
-        """Do a move; returns what holds it against the right answer."""
-        shape, layout, offset = case
+    def _source(self, job: Job) -> tuple[torch.Tensor, torch.Tensor]:
+        """What is moved, and what shall arrive."""
+        way, (shape, layout, offset), _, how, kind = job
         made = LAYOUTS[layout](shape)
         assert made is not None
         count, view = made
-        source = view(self._storage(route[0], pinned)[offset : offset + count])
-        expected = view(self._values[offset : offset + count])
-        if trained:
+        source = view(self._storage(way[0], how)[offset : offset + count])
+        expected = view(self._values.get(how, self._values[""])[offset : offset + count])
+        if kind == "requires_grad":
             source = source.detach().requires_grad_()
-        target = self._subject.device(route[1]) if route[1] is not None else torch.device("cpu")
+        elif kind == "parameter":
+            source = nn.Parameter(source.detach())
+        elif kind == "subclass":
+            source = source.as_subclass(Tagged)
+        elif kind == "conjugate":
+            source, expected = source.conj(), expected.conj()
+        return source, expected
+
+    def _moved(
+        self, job: Job, source: torch.Tensor, expected: torch.Tensor, situation: Situation
+    ) -> Callable[[], None]:
+        """Do a move; returns what holds it against the right answer."""
+        (here, there), (shape, layout, offset), late, how, kind = job
+        subject = self._subject
+        target = subject.device(there) if there is not None else torch.device("cpu")
         words = f"{short_name(self._dtype)} {shape}, {layout}, {offset} elements in, "
-        words += f"from {_name(route[0])} to {_name(route[1])}"
-        words += "".join(
-            f", {word}"
-            for word, is_so in (("non-blocking", late), ("pinned", pinned), ("with grad", trained))
-            if is_so
-        )
+        words += f"from {place_name(here)} to {place_name(there)}"
+        words += ", non-blocking" * late + f", {how}" * (how == "pinned")
+        words += f", {kind}" * (kind != "plain") + f"; {str(situation)[1:-1]}"
+        flags = flags_of(source)
         try:
-            moved = self._subject.backend.move(source, target, non_blocking=late)
+            with surroundings(subject):
+                moved = subject.backend.move(source, target, non_blocking=late)
         except Exception as error:
             if self._refusable:
                 raise _RefusedError from error
             raise AssertionError(f"MOV: {words}: {type(error).__name__}: {error}") from error
+        assert flags_of(source) == flags, f"MOV-009: the source changed its form: {words}"
+        graded = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
 
         def check() -> None:
-            _assert_right(self._subject, source, moved, expected, words)
+            assert moved.device.type == target.type, f"MOV-004: is on {moved.device}: {words}"
+            assert there is None or subject.is_on(moved, there), (
+                f"MOV-004: is on {moved.device}: {words}"
+            )
+            assert moved.requires_grad == source.requires_grad or not graded, (
+                f"MOV-011: requires_grad became {moved.requires_grad}: {words}"
+            )
+            _assert_right(subject, source, moved, expected, words)
 
+        if there is not None and len(words) % 2:  # at once, with no other call of the backend
+            check()
         return check
 
 
@@ -273,9 +276,6 @@ def _assert_right(
 ) -> None:
     assert moved.dtype is source.dtype, f"MOV-001: became {moved.dtype}: {words}"
     assert moved.shape == source.shape, f"MOV-001: became {tuple(moved.shape)}: {words}"
-    assert moved.requires_grad == source.requires_grad, (
-        f"MOV-011: requires_grad became {moved.requires_grad}: {words}"
-    )
     assert same_bits(read(moved), expected), f"MOV-001: the values changed: {words}"
     if not subject.strided or subject.is_host or not expected.numel():
         return
@@ -286,7 +286,3 @@ def _assert_right(
     assert taken <= expected.numel() * expected.itemsize + _SLACK, (
         f"MOV-008: the result takes {taken} bytes: {words}"
     )
-
-
-def _name(place: Place) -> str:
-    return "the host" if place is None else f"device {place}"

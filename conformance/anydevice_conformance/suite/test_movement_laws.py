@@ -28,7 +28,7 @@ def test_MOV_025_every_move(subject: Subject) -> None:
     device goes wrong; the counterexample is the smallest one found.
     Fix: see the paragraph that the message names; leave the special case out that is at fault.
     """
-    _hold(subject, moves(subject), examples=700)
+    _hold(subject, moves(subject), examples=350 if subject.quick else 700)
 
 
 @two_devices
@@ -40,7 +40,7 @@ def test_MOV_026_every_move_between_devices(subject: Subject) -> None:
     Fix: see the paragraph that the message names; copies between devices need all that copies from
     the host need: strides, offsets, the streams of both sides, gradients.
     """
-    _hold(subject, moves(subject, between=True), examples=500)
+    _hold(subject, moves(subject, between=True), examples=250 if subject.quick else 500)
 
 
 def test_MOV_025_every_combination(subject: Subject) -> None:

@@ -4,20 +4,22 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import time
 
 import torch
-from hypothesis import strategies as st
 
+from anydevice_conformance.covering import covering_situations, simpler
 from anydevice_conformance.data import DTYPES, same_bits, sample
 from anydevice_conformance.holdings import nothing_kept
-from anydevice_conformance.laws import hold
+from anydevice_conformance.laws import hold, hold_each
 from anydevice_conformance.marks import needs
 from anydevice_conformance.moves import Move, moves
 from anydevice_conformance.moving import check_pinning
-from anydevice_conformance.situations import Situation, run_in, situations
+from anydevice_conformance.outcomes import not_claimed
+from anydevice_conformance.situations import Situation, restored, run_in
 from anydevice_conformance.subject import Subject
-from anydevice_conformance.work import is_done, long_work
+from anydevice_conformance.work import is_done, long_work, still_running
 
 pytestmark = needs("pinned_memory")
 
@@ -89,6 +91,43 @@ def test_PIN_003_copy_returns_early(subject: Subject, index: int) -> None:
     assert early, f"move returned after {min(shares):.0%} of the copy's time"
 
 
+def test_PIN_003_on_any_stream(subject: Subject) -> None:
+    """The same holds on side streams, for every size and dtype, in any thread.
+
+    Found: `move` returned only when the work before it on its stream was done.
+    Fix: queue the copy on the current stream, also where it is large; never wait for the stream.
+    """
+    if not subject.capabilities.streams:
+        not_claimed("without streams nothing shows what is still queued")
+    dtypes = subject.supported(torch.float32, torch.uint8, torch.int64, torch.bool)
+    sources = [
+        subject.backend.pin_memory(sample(dtype, 7).repeat(count // 7 + 1)[:count])
+        for dtype, count in zip(dtypes * 3, (5, 4099, 70_001, 600_011, 9, 1_200_007), strict=False)
+    ]
+
+    def law(example: tuple[Situation, int]) -> None:
+        situation, count = example
+        index = situation.index
+
+        def queue() -> list[torch.Tensor]:
+            return [subject.put(s, index, non_blocking=True) for s in sources[:count]]
+
+        def late() -> bool:
+            return still_running(subject, index, subject.backend.current_stream(index), queue)
+
+        with restored(subject):
+            running = run_in(subject, situation, late)
+        assert running, "non-blocking moves from pinned memory waited for the work before them"
+
+    every = covering_situations(subject)[:: 3 if subject.quick else 1]
+    hold_each(
+        subject,
+        [(situation, len(sources)) for situation in every],
+        law,
+        lambda one: ((s, one[1]) for s in simpler(subject, one[0])),
+    )
+
+
 def _tells_idle(subject: Subject, index: int) -> bool:
     """Whether an event on an idle stream is done at once, so that one that is not means work."""
     stream = subject.backend.current_stream(index)
@@ -126,33 +165,37 @@ def test_PIN_004_on_any_stream(subject: Subject) -> None:
     Found: a block was used again while a copy from it was still queued on another stream.
     Fix: record the stream that each copy is queued on, not the default one, with the whole block.
     """
-    dtypes = subject.supported(torch.float32, torch.uint8, torch.int64, torch.float16)
+    dtypes = subject.supported(*DTYPES)
+    sizes = itertools.cycle([1, 33, 4096, 65_537, 300_000, 1_200_001])
+    number = itertools.count(subject.seed)
 
-    def law(example: tuple[torch.dtype, int, int, Situation]) -> None:
-        dtype, count, offset, situation = example
-        values = sample(dtype, count + offset)[offset:]
-        run_in(subject, situation, lambda: _reused(subject, situation.index, values))
+    def law(situation: Situation) -> None:
+        sources = []
+        for _ in range(6):
+            dtype, count = dtypes[next(number) % len(dtypes)], next(sizes)
+            offset = (0, 1, 16)[next(number) % 3]
+            sources.append(sample(dtype, 9, seed=count).repeat(count // 9 + 3)[offset:][:count])
+        run_in(subject, situation, lambda: _reused(subject, situation.index, sources))
 
-    examples = st.tuples(
-        st.sampled_from(dtypes),
-        st.sampled_from((1, 33, 4096, 65_537, 300_000)),
-        st.sampled_from((0, 1, 16)),
-        situations(subject),
-    )
-    hold(subject, examples, law, examples=24)
+    every = covering_situations(subject)
+    hold_each(subject, every[:: 3 if subject.quick else 1], law, lambda one: simpler(subject, one))
 
 
-def _reused(subject: Subject, index: int, values: torch.Tensor) -> None:
+def _reused(subject: Subject, index: int, sources: list[torch.Tensor]) -> None:
+    """Pinned memory that is let go of and asked for again, while copies from it wait."""
     backend, work = subject.backend, long_work(subject, index)
-    wanted, others = values.clone(), torch.zeros_like(values)
-    backend.pin_memory(values)
+    for values in sources:
+        backend.pin_memory(values)
     busy = work.run()
-    pinned = backend.pin_memory(values)
-    there = subject.put(pinned, index, non_blocking=True)
-    del pinned
-    later = [backend.pin_memory(others) for _ in range(3)]
-    found = subject.fetch(there)
-    assert same_bits(found, wanted), "the copy delivered another tensor's values"
+    arrived, later = [], []
+    for values in sources:
+        arrived.append(subject.put(backend.pin_memory(values), index, non_blocking=True))
+        later += [backend.pin_memory(torch.zeros_like(values)) for _ in range(3)]
+    for values, there in zip(sources, arrived, strict=True):
+        found = subject.fetch(there)
+        assert same_bits(found, values), (
+            f"a copy of {values.numel()} {values.dtype} delivered another tensor's values"
+        )
     del later, busy
 
 
