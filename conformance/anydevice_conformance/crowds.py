@@ -14,13 +14,8 @@ from anydevice_conformance.subject import Subject
 
 __all__ = ["check_crowds", "check_sources_gone"]
 
-#: So many results are kept at once, of each of these sizes.
-_CROWD: Final = 24
-_CROWDED: Final = (1000, 4096)
-#: So many small ones are kept at once, and as often as this.
-_THRONG: Final = 128
-_THRONGS: Final = 16
-_SMALL: Final = 3
+#: So many results of so many elements are kept at once, and as often.
+_CROWDS: Final = ((24, 1000, 1), (24, 4096, 1), (9, 21_001, 1), (1100, 3, 2))
 #: Elements of what is moved and at once let go of.
 _SHORT_LIVED: Final = (5, 4096, 300_001)
 
@@ -31,10 +26,9 @@ def check_crowds(subject: Subject, source: Place, target: Place) -> None:
     Raises:
         AssertionError: one has another's values; the message says which.
     """
-    for count in _CROWDED:
-        _check_crowd(subject, source, target, count, _CROWD, 0)
-    for turn in range(_THRONGS if not subject.is_host else 1):
-        _check_crowd(subject, source, target, _SMALL, _THRONG, turn * _THRONG)
+    for crowd, count, times in _CROWDS:
+        for turn in range(times):
+            _check_crowd(subject, source, target, count, crowd, turn * crowd)
 
 
 def _check_crowd(
@@ -43,9 +37,9 @@ def _check_crowd(
     there = torch.device("cpu") if target is None else subject.device(target)
     plain = torch.arange(first, first + crowd)[:, None] * 8.0 + torch.arange(float(count)) % 7
     start = plain if source is None else plain.to(subject.device(source))
-    rows = [row.clone() for row in start.unbind()] if first % 2 else start.unbind()
+    rows = [row.clone() for row in start.unbind()] if first else start.unbind()
     found = [
-        subject.backend.move(row, there, non_blocking=bool(number % 2))
+        subject.backend.move(row, there, non_blocking=not first or bool(number % 2))
         for number, row in enumerate(rows)
     ]
     subject.synchronize_all()
@@ -67,7 +61,7 @@ def check_sources_gone(subject: Subject, source: Place, target: Place) -> None:
     if subject.is_host:
         return
     every = covering_situations(subject)
-    for number, situation in enumerate(every[:: 3 if subject.quick else 1]):
+    for number, situation in enumerate(every[:: 4 if subject.quick else 1]):
 
         def work(number: int = number, situation: Situation = situation) -> None:
             for count in _SHORT_LIVED:

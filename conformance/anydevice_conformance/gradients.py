@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Final
@@ -11,7 +10,7 @@ from typing import Final
 import torch
 
 from anydevice_conformance.covering import covering_situations
-from anydevice_conformance.data import REAL_FLOATS, same_bits, short_name
+from anydevice_conformance.data import REAL_FLOATS, all_bits, same_bits, short_name
 from anydevice_conformance.moves import Move, Place, make_source, place_name
 from anydevice_conformance.moving import assert_gradient, read
 from anydevice_conformance.situations import Situation, restored, run_in, surroundings
@@ -23,6 +22,7 @@ _FORMS: Final = (
     ((), "contiguous"),
     ((5, 7), "contiguous"),
     ((6, 4), "transposed"),
+    ((2, 3, 4), "permuted"),
     ((2, 3, 4, 5), "channels-last"),
     ((9, 6), "narrowed"),
     ((3, 4), "expanded"),
@@ -111,10 +111,7 @@ def _place(subject: Subject, place: Place) -> torch.device:
 
 def _first(subject: Subject, move: Move, incoming: str) -> None:
     leaf = make_source(subject, move).tensor
-    wide = torch.complex128 if move.dtype.is_complex else torch.float64
-    generator = torch.Generator().manual_seed(len(move.shape) + 17)
-    count = math.prod(move.shape)
-    given = torch.randn(count, generator=generator, dtype=wide).to(move.dtype).reshape(move.shape)
+    given = all_bits(move.dtype, *move.shape, seed=len(move.shape) + 17)
     with surroundings(subject):
         moved = subject.backend.move(
             leaf, _place(subject, move.target), non_blocking=move.non_blocking

@@ -24,6 +24,13 @@ def _transposed(shape: tuple[int, ...]) -> Any:
     return math.prod(shape), lambda flat: flat.view(shape[::-1]).permute(order)
 
 
+def _permuted(shape: tuple[int, ...]) -> Any:
+    if len(shape) < 3:
+        return None
+    back = (len(shape) - 1, *range(len(shape) - 1))
+    return math.prod(shape), lambda flat: flat.view(*shape[1:], shape[0]).permute(back)
+
+
 def _channels_last(shape: tuple[int, ...]) -> Any:
     if len(shape) not in (4, 5):
         return None
@@ -61,6 +68,7 @@ def _overlapping(shape: tuple[int, ...]) -> Any:
 LAYOUTS: Final[dict[str, Build]] = {
     "contiguous": _contiguous,
     "transposed": _transposed,
+    "permuted": _permuted,
     "channels-last": _channels_last,
     "stepped": _stepped,
     "narrowed": _narrowed,

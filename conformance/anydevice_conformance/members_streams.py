@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from anydevice_conformance.probe import Probe
+from anydevice_conformance.situations import current_device
 from anydevice_conformance.subject import Subject
 from anydevice_conformance.watching import Watched
 
@@ -65,15 +66,27 @@ def stream_probes(subject: Subject) -> Iterator[Probe]:
             _assert_current(subject, {**current, index: one}, "inside use_stream")
             with backend.use_stream(two):
                 _assert_current(subject, {**current, index: two}, "in a nested use_stream")
-                with backend.use_stream(one):
+                with backend.use_stream(one), backend.use_stream(one):
                     _assert_current(subject, {**current, index: one}, "in a third use_stream")
                 _assert_current(subject, {**current, index: two}, "after a third use_stream")
             _assert_current(subject, {**current, index: one}, "after a nested use_stream")
+            with backend.use_stream(one):
+                pass
+            _assert_current(subject, {**current, index: one}, "after its own use_stream in it")
+            with backend.use_stream(usual[index]):
+                _assert_current(subject, {**current, index: usual[index]}, "in the first stream's")
+                assert current_device(subject) in (index, None), (
+                    f"inside use_stream of device {index} the current one is another"
+                )
+            assert current_device(subject) in (index, None), (
+                f"inside use_stream of device {index} the current one is another"
+            )
             raise ZeroDivisionError
         _assert_current(subject, current, "after use_stream")
 
     def apart(index: int) -> None:
-        main, one, two = (subject.backend.new_stream(index) for _ in range(3))
+        main, one, other = (subject.backend.new_stream(index) for _ in range(3))
+        two = one if next(turns) % 2 else other  # a stream may be used by several threads
         with ThreadPoolExecutor(1) as pool, contextlib.ExitStack() as theirs:
             before = pool.submit(subject.backend.current_stream, index).result()
             with subject.backend.use_stream(main):

@@ -78,6 +78,7 @@ def flags_of(tensor: torch.Tensor) -> tuple[Any, ...]:
         tensor.storage_offset(),
         f"requires_grad={tensor.requires_grad}",
         f"leaf={tensor.is_leaf}",
+        "" if tensor.is_inference() else f"version={tensor._version}",
     )
 
 

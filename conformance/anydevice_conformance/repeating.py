@@ -17,7 +17,7 @@ from anydevice_conformance.work import long_work
 __all__ = ["assert_ordered", "calls_with_each_source", "kinds_of_moves"]
 
 #: A shape that each layout has.
-_SHAPES: Final = {"channels-last": (2, 3, 4, 5), "overlapping": (6, 8)}
+_SHAPES: Final = {"channels-last": (2, 3, 4, 5), "permuted": (2, 3, 4), "overlapping": (6, 8)}
 
 
 def kinds_of_moves(subject: Subject) -> dict[str, Callable[[int], object]]:

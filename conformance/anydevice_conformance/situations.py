@@ -99,10 +99,23 @@ def situations(subject: Subject) -> st.SearchStrategy[Situation]:
     return st.builds(Situation, **{name: st.sampled_from(found) for name, found in parts.items()})
 
 
-def surroundings(subject: Subject) -> contextlib.AbstractContextManager[Any]:
-    """The defaults of the situation that the thread is in, for one call."""
-    found: contextlib.AbstractContextManager[Any] = AMBIENTS[_here.ambient](subject)
-    return found
+@contextlib.contextmanager
+def surroundings(subject: Subject) -> Iterator[None]:
+    """The defaults of the situation that the thread is in, for one call, which must leave them."""
+    with AMBIENTS[_here.ambient](subject):
+        before = _defaults(subject)
+        yield
+        after = _defaults(subject)
+        assert before == after, f"DEV-012: torch's defaults were {before}, and are {after}"
+
+
+def _defaults(subject: Subject) -> tuple[Any, ...]:
+    return (
+        torch.get_default_dtype(),
+        torch.get_default_device(),
+        _autocasts(subject.type),
+        _autocasts("cpu"),
+    )
 
 
 class _Here(threading.local):
@@ -235,7 +248,7 @@ def state(subject: Subject) -> State:
         # The host's generator is the host's own device's.
         b"" if subject.is_host else torch.default_generator.get_state().numpy().tobytes(),
         torch.are_deterministic_algorithms_enabled(),
-        (_autocasts(subject.type), _autocasts("cpu")),
+        _defaults(subject)[2:],
     )
 
 

@@ -16,8 +16,6 @@ from anydevice_conformance.subject import Subject
 __all__ = ["answers_stay", "work_stays"]
 
 _TIMES: Final = 1010
-#: How often work is queued and waited for.
-_WAITS: Final = 260
 
 
 def answers_stay(subject: Subject) -> None:
@@ -81,7 +79,7 @@ def work_stays(subject: Subject) -> None:
             backend.record_event(backend.current_stream(index))
         )
     for name, wait in waits.items():
-        for number in range(1, _WAITS):
+        for number in range(1, _waits(subject)):
             copy = subject.fetch(there + number, non_blocking=True)
             wait()
             assert torch.equal(copy, values + number), (
@@ -93,6 +91,11 @@ def work_stays(subject: Subject) -> None:
         _pins(subject)
 
 
+def _waits(subject: Subject) -> int:
+    """How often work is queued and waited for."""
+    return 110 if subject.quick else 510
+
+
 def _waits_for_events(
     subject: Subject, index: int, there: torch.Tensor, values: torch.Tensor
 ) -> None:
@@ -100,7 +103,7 @@ def _waits_for_events(
     backend = subject.backend
     one, two = backend.new_stream(index), backend.new_stream(index)
     backend.synchronize(index)
-    for number in range(_WAITS):
+    for number in range(_waits(subject)):
         with backend.use_stream(one):
             result = there + number
         backend.wait_event(two, backend.record_event(one))

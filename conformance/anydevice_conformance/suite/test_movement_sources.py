@@ -106,6 +106,15 @@ def test_MOV_012_ties(subject: Subject, index: int) -> None:
     found = subject.fetch(model["head"](model["embed"](subject.put(ids, index)))).detach()
     assert torch.allclose(found, expected, atol=1e-3, rtol=1e-3), "the tied model computes wrong"
 
+    square = torch.arange(36.0).view(6, 6)
+    views = [square, square.t(), square.view(4, 9), square.flatten(), square[:3], square[:3].t()]
+    views += [square.view(torch.int32), square.unsqueeze(1), square[::2], square[:, :1]]
+    views = [view for view in views if subject.backend.supports_dtype(view.dtype)]
+    there = [subject.put(view, index) for view in views]
+    for number, view in enumerate(views):
+        assert torch.equal(subject.fetch(there[number]), view), (
+            f"of views of one storage that all live the {number + 1}th got another's values"
+        )
     storage = torch.arange(20.0)
     first, second = storage[:10], storage[10:]
     one, other = subject.put(first, index), subject.put(second, index)

@@ -82,6 +82,9 @@ def test_OOM_003_others_are_not(subject: Subject, index: int) -> None:
         SystemExit(1),
     ):
         _assert_other(subject, error, "")
+    later = ValueError("no such layer")  # raised while the device's own error was handled
+    later.__context__ = _provoke(subject, index)
+    _assert_other(subject, later, "one that came after a lack of memory")
     if not subject.is_host:
         host = RuntimeError(
             "[enforce fail at alloc_cpu.cpp:121] err == 0. DefaultCPUAllocator: can't allocate "

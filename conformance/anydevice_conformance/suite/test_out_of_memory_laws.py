@@ -117,8 +117,9 @@ def _ask(subject: Subject, way: Callable[[int], object], situation: Situation) -
             f"OOM-002: {answer!r} for {type(error).__name__}: {error!s:.200}, of device {index}"
         )
     assert torch.equal(subject.fetch(queued), values * 3), "OOM-004: queued work was lost"
-    found = subject.fetch(subject.put(values, index) + 1)
-    assert torch.equal(found, values + 1), "OOM-004: after the error the device is wrong"
+    for one in subject.indices:
+        found = subject.fetch(subject.put(values, one) + 1)
+        assert torch.equal(found, values + 1), f"OOM-004: after the error device {one} is wrong"
 
 
 def _known(subject: Subject, error: BaseException) -> bool:

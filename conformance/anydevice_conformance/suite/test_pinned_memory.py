@@ -119,7 +119,7 @@ def test_PIN_003_on_any_stream(subject: Subject) -> None:
             running = run_in(subject, situation, late)
         assert running, "non-blocking moves from pinned memory waited for the work before them"
 
-    every = covering_situations(subject)[:: 3 if subject.quick else 1]
+    every = covering_situations(subject)[:: 4 if subject.quick else 1]
     hold_each(
         subject,
         [(situation, len(sources)) for situation in every],
@@ -178,7 +178,7 @@ def test_PIN_004_on_any_stream(subject: Subject) -> None:
         run_in(subject, situation, lambda: _reused(subject, situation.index, sources))
 
     every = covering_situations(subject)
-    hold_each(subject, every[:: 3 if subject.quick else 1], law, lambda one: simpler(subject, one))
+    hold_each(subject, every[:: 4 if subject.quick else 1], law, lambda one: simpler(subject, one))
 
 
 def _reused(subject: Subject, index: int, sources: list[torch.Tensor]) -> None:
