@@ -32,7 +32,7 @@ Place = int | None  # a device's index; None is the host
 _HUGE: Final = ((1_048_583,), (1024, 1029), (3, 5, 70_001))
 _MIDDLING: Final = ((4095,), (4096,), (4097,), (64, 64), (65_537,), (3, 11, 1000), (2, 3, 31, 33))
 _EMPTY: Final = ((0,), (3, 0, 2), (2, 1, 0, 3))
-#: How many elements lie before and behind a source in its storage.
+#: How many elements lie behind a source in its storage, where it is not all of it.
 _MARGIN: Final = 19
 
 
@@ -251,7 +251,7 @@ def make_source(subject: Subject, move: Move) -> Source:
     layout = LAYOUTS[move.layout](move.shape)
     assert layout is not None
     count, view = layout
-    values = _values(move, count + move.offset + _MARGIN)
+    values = _values(move, count + move.offset + (_MARGIN if move.seed % 3 else 0))
     storage = _placed(subject, move, values)
     with torch.inference_mode(move.kind == "inference" or torch.is_inference_mode_enabled()):
         source = view(storage[move.offset : move.offset + count])

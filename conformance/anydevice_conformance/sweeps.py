@@ -216,7 +216,9 @@ class _Sweep:
         count, view = made
         source = view(self._storage(way[0], how)[offset : offset + count])
         expected = view(self._values.get(how, self._values[""])[offset : offset + count])
-        if kind == "requires_grad":
+        if kind == "plain" and how == "" and is_dense(source):
+            source = source.clone()  # all of its storage, and no view
+        elif kind == "requires_grad":
             source = source.detach().requires_grad_()
         elif kind == "parameter":
             source = nn.Parameter(source.detach())
