@@ -26,10 +26,8 @@ __all__ = ["Step", "programs", "run_program"]
 _SIZES: Final = (300, 1, 70_000, 300_001)
 _SIDE: Final = 2  # streams next to the default one, of each device
 _MANY: Final = 12  # events at once: more than a small pool of them has
-_KINDS: Final = (
-    *("kernel", "in place", "upload", "download", "cross", "record", "host waits"),
-    *("blocking download", "blocking cross", "let go"),
-)
+_USUAL: Final = ("kernel", "in place", "upload", "download", "cross", "record", "host waits")
+_KINDS: Final = (*_USUAL, *_USUAL, "blocking download", "blocking cross", "let go")
 
 
 @dataclasses.dataclass(frozen=True)

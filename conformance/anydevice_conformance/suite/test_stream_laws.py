@@ -33,7 +33,7 @@ def test_STR_017_programs(subject: Subject) -> None:
     Fix: give each event an object of its own; wait for the event that is given, on the stream that
     is given, of whichever device.
     """
-    hold(subject, programs(), lambda program: run_program(subject, program), examples=250)
+    hold(subject, programs(), lambda program: run_program(subject, program), examples=500)
 
 
 @dataclasses.dataclass(frozen=True)
