@@ -45,19 +45,19 @@ class Situation:
         index: the device that it is called for.
         current: the device that is the current one meanwhile.
         side_stream: whether another stream than the default one is current on ``index``.
-        elsewhere: whether one is current on the device that comes after it.
         thread: whether it is called in a thread of its own.
         mode: the gradient mode, a key of `MODES`.
         ambient: torch's defaults meanwhile, a key of `AMBIENTS`.
+        elsewhere: whether a side stream is current on the device that comes after it.
     """
 
     index: int = 0
     current: int = 0
     side_stream: bool = False
-    elsewhere: bool = False
     thread: bool = False
     mode: str = "enable_grad"
     ambient: str = ""
+    elsewhere: bool = False
 
     def __repr__(self) -> str:
         words = [f"device {self.index}", f"current device {self.current}"]
