@@ -159,13 +159,23 @@ def _all_gather(backend: Any, device: torch.device, rank: int, world: int) -> An
 def _barrier(backend: Any, device: torch.device, rank: int, world: int) -> Any:
     # On one machine the monotonic clock is one for all processes.
     dice, times = random.Random(rank), []
+    groups = [None, dist.new_group(range(world))]
     for turn in range(_BARRIERS):
         if rank == turn % world:
             time.sleep(dice.choice((0.0, 0.01, 0.05)))
         entered = time.monotonic()
-        dist.barrier()
+        dist.barrier(groups[turn // world % 2])
         times.append([entered, time.monotonic()])
     return times
+
+
+def _handles(backend: Any, device: torch.device, rank: int, world: int) -> Any:
+    """Several at once, waited for in another order on each rank."""
+    tensors = [torch.full((5,), float(10**n * (rank + 1)), device=device) for n in range(4)]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    for n in range(4) if rank % 2 else reversed(range(4)):
+        works[n].wait()
+    return [tensor.cpu().tolist() for tensor in tensors]
 
 
 def _ordered(backend: Any, device: torch.device, rank: int, world: int) -> Any:
@@ -235,6 +245,7 @@ STEPS: Final[dict[str, Callable[[Any, torch.device, int, int], Any]]] = {
     "all_gather": _all_gather,
     "barrier": _barrier,
     "ordered": _ordered,
+    "handles": _handles,
     "reduce_scatter": _reduce_scatter,
     "gather_into": _gather_into,
     "send": _send,

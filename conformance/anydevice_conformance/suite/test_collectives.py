@@ -98,6 +98,18 @@ def test_COL_006_ordered(subject: Subject) -> None:
         assert answer == expected, f"got {answer}, not {expected[0]} throughout"
 
 
+def test_COL_012_handles(subject: Subject) -> None:
+    """Collectives with `async_op` are matched as they were begun, in whatever order waited for.
+
+    Found: two that were under way at once changed places.
+    Fix: begin a collective when it is called, not when it is waited for.
+    """
+    since(subject, "COL-012")
+    expected = [[float(10**n * sum(range(1, _WORLD + 1)))] * 5 for n in range(4)]
+    for rank, answer in enumerate(rank_step(subject, "handles")):
+        assert answer == expected, f"rank {rank} has {answer}, not {expected}"
+
+
 def test_COL_007_reduce_scatter(subject: Subject) -> None:
     """`reduce_scatter_tensor` gives each rank its part of the sum.
 

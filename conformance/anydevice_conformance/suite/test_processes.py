@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -73,6 +74,10 @@ def test_PRO_002_local_device(subject: Subject) -> None:
     assert len(set(given)) == count, f"ranks share devices: {given}"
     again = {rank: subject.backend.local_device(rank) for rank in reversed(range(count))}
     assert again == dict(enumerate(given)), f"asked in another order, {again} for {given}"
+    for other in {0, count - 1, count}:  # as in any launched process; the argument counts
+        with mock.patch.dict(os.environ, {"LOCAL_RANK": str(other), "RANK": str(other)}):
+            found = [subject.backend.local_device(rank) for rank in range(count)]
+        assert found == given, f"with LOCAL_RANK={other} in the environment, {found} for {given}"
     unchanged = before.differences(state(subject))
     assert not unchanged, f"local_device: {unchanged}"
     if not subject.is_host:

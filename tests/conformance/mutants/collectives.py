@@ -221,3 +221,14 @@ class BroadcastsTheFirst(_Collective):
 
     def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return real(args[0], src=0, async_op=kwargs.get("async_op", False))
+
+
+@mutant("COL-005", base="cpu")
+class GroupsDoNotWait(_Collective):
+    """The barrier of a group that was made later does not wait."""
+
+    function = "barrier"
+
+    def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        group = args[0] if args else kwargs.get("group")
+        return real(*args, **kwargs) if group is None else None

@@ -41,6 +41,14 @@ class RanksGoRound(Fault):
         return local_rank % self.device_count()
 
 
+@mutant("PRO-002")
+class EnvironmentBeforeArgument(Fault):
+    """Where `LOCAL_RANK` is set, it counts, and not the rank that is asked for."""
+
+    def local_device(self, local_rank: int) -> int:
+        return super().local_device(int(os.environ.get("LOCAL_RANK", local_rank)))
+
+
 @mutant("PRO-003")
 class NodeIsMinusOne(Fault):
     """The driver's -1 for "unknown" is passed on."""
