@@ -51,7 +51,7 @@ def _stream(subject: Subject, index: int) -> Any:
 def stream_probes(subject: Subject) -> Iterator[Probe]:
     """Questions about streams and events."""
     backend, host = Watched(subject), torch.device("cpu")
-    turns = itertools.count()
+    turns, shared = itertools.count(), itertools.count()
     usual = {index: backend.current_stream(index) for index in subject.indices}
 
     def using(index: int) -> None:
@@ -86,7 +86,7 @@ def stream_probes(subject: Subject) -> Iterator[Probe]:
 
     def apart(index: int) -> None:
         main, one, other = (subject.backend.new_stream(index) for _ in range(3))
-        two = one if next(turns) % 2 else other  # a stream may be used by several threads
+        two = one if next(shared) % 2 else other  # a stream may be used by several threads
         with ThreadPoolExecutor(1) as pool, contextlib.ExitStack() as theirs:
             before = pool.submit(subject.backend.current_stream, index).result()
             with subject.backend.use_stream(main):
