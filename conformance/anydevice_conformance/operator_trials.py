@@ -32,6 +32,9 @@ _LAYOUTS: Final[tuple[str, ...]] = ("transposed", "stepped", "narrowed")
 _OFFSETS: Final = (0, 1, 3, 5, 35)
 #: Of what the memory may be channels-last.
 _IMAGES: Final = re.compile("conv|pool|group_norm|batch_norm|resize|interpolate|upsample")
+#: Torch's functions for layers are not meant to be called otherwise; and triangles of more than two
+#: dimensions are wrong there on some hosts.
+_PLAIN_ONLY: Final = re.compile(r"nn\.|tri[lu]")
 #: What an operator of one element at a time is given as many elements of.
 _SIZES: Final = (1, 33, 1025, 4099, 66_001)
 _ONE_BY_ONE: Final = ("UnaryUfuncInfo", "BinaryUfuncInfo")
@@ -173,12 +176,12 @@ def _is_called(usual: Usual, way: str) -> bool:
 
 
 def _has(description: Any, dtype: torch.dtype, way: str) -> bool:
+    if way in ("in place", "into out") and _PLAIN_ONLY.match(name_of(description)):
+        return False
     if way == "in place":
-        # Of the triangles in place of more than two dimensions hosts make different things.
-        return description.inplace_variant is not None and not description.name.startswith("tri")
+        return description.inplace_variant is not None
     if way == "into out":
-        # Torch's functions for layers are not meant to be called so.
-        return bool(description.supports_out) and not name_of(description).startswith("nn.")
+        return bool(description.supports_out)
     if way == "gradient":
         trained = description.supported_backward_dtypes("cpu")
         return bool(description.supports_autograd) and dtype in trained and not dtype.is_complex
