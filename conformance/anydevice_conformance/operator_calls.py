@@ -52,9 +52,8 @@ def placed(tensor: torch.Tensor, device: torch.device, layout: str, offset: int)
 
 def _filled(result: torch.Tensor, layout: str) -> torch.Tensor:
     """A tensor to write a result into, that lies in memory as nobody's result does by itself."""
-    fill = float("nan") if result.is_floating_point() or result.is_complex() else 1
     count, view = LAYOUTS[layout](tuple(result.shape)) or LAYOUTS["stepped"](tuple(result.shape))  # type: ignore[misc]
-    flat = torch.full((count + 3,), fill, dtype=result.dtype, device=result.device)
+    flat = torch.full((count + 3,), 1, dtype=result.dtype, device=result.device)
     into: torch.Tensor = view(flat[3:])
     return into
 
