@@ -33,8 +33,8 @@ _OFFSETS: Final = (0, 1, 3, 5, 35)
 #: Of what the memory may be channels-last.
 _IMAGES: Final = re.compile("conv|pool|group_norm|batch_norm|resize|interpolate|upsample")
 #: Torch's functions for layers are not meant to be called otherwise; and triangles of more than two
-#: dimensions are wrong there on some hosts.
-_PLAIN_ONLY: Final = re.compile(r"nn\.|tri[lu]")
+#: dimensions, and products with one vector, are wrong there on some hosts.
+_PLAIN_ONLY: Final = re.compile(r"nn\.|tri[lu]|matmul|mv")
 #: What an operator of one element at a time is given as many elements of.
 _SIZES: Final = (1, 33, 1025, 4099, 66_001)
 _ONE_BY_ONE: Final = ("UnaryUfuncInfo", "BinaryUfuncInfo")
