@@ -31,10 +31,11 @@ _WAYS: Final = ("plain", "in place", "into out", "gradient")
 _LAYOUTS: Final[tuple[str, ...]] = ("transposed", "stepped", "narrowed")
 _OFFSETS: Final = (0, 1, 3, 5, 35)
 #: Of what the memory may be channels-last.
-_IMAGES: Final = re.compile("conv|pool|group_norm|batch_norm|resize|interpolate|upsample")
-#: Torch's functions for layers are not meant to be called otherwise; and triangles of more than two
-#: dimensions, and products with one vector, are wrong there on some hosts.
-_PLAIN_ONLY: Final = re.compile(r"nn\.|tri[lu]|matmul|mv")
+_IMAGES: Final = re.compile("conv|pool|pad|group_norm|batch_norm|resize|interpolate|upsample")
+#: Torch's functions for layers are not meant to be called otherwise.
+_PLAIN_ONLY: Final = re.compile(r"nn\.")
+#: Into an ``out=`` whose dimensions are permuted torch 2.13 writes beside the host's own memory.
+_NOT_INTO_OUT: Final = re.compile(r"tri[lu]$")
 #: What an operator of one element at a time is given as many elements of.
 _SIZES: Final = (1, 33, 1025, 4099, 66_001)
 _ONE_BY_ONE: Final = ("UnaryUfuncInfo", "BinaryUfuncInfo")
@@ -181,7 +182,7 @@ def _has(description: Any, dtype: torch.dtype, way: str) -> bool:
     if way == "in place":
         return description.inplace_variant is not None
     if way == "into out":
-        return bool(description.supports_out)
+        return bool(description.supports_out) and not _NOT_INTO_OUT.match(name_of(description))
     if way == "gradient":
         trained = description.supported_backward_dtypes("cpu")
         return bool(description.supports_autograd) and dtype in trained and not dtype.is_complex

@@ -189,6 +189,15 @@ def test_views_share_memory(x):
     assert torch.equal(a.t()[1:].unfold(0, 2, 1).cpu(), want.t()[1:].unfold(0, 2, 1))
 
 
+def test_in_place_and_in_memory_order_of_their_own():
+    x = torch.randn(2, 3, 4, 4)
+    permuted = x.permute(1, 0, 3, 2).contiguous().to("sim:0").permute(1, 0, 3, 2)
+    assert torch.equal(permuted.tril_(1).cpu(), x.tril(1))
+    images = x.contiguous(memory_format=torch.channels_last).to("sim:0")
+    padded = nn.functional.pad(images, (1, 2, 0, 1), mode="replicate")
+    assert torch.equal(padded.cpu(), nn.functional.pad(x, (1, 2, 0, 1), mode="replicate"))
+
+
 def test_overlapping_copies_within_a_device():
     a = torch.arange(6.0, device="sim:0")
     a[0:3].copy_(a[3:6])

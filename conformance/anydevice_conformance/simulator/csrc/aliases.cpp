@@ -10,7 +10,7 @@
 namespace sim {
 
 Storage Aliaser::alias_storage(StorageImpl* storage) {
-  for (auto& [original, alias] : seen_)
+  for (auto& [original, alias] : storages_)
     if (original == storage) return alias;
   const auto size = StorageImpl::use_byte_size_t();
   auto impl = meta_ ? c10::make_intrusive<StorageImpl>(
@@ -20,11 +20,19 @@ Storage Aliaser::alias_storage(StorageImpl* storage) {
                           size, storage->nbytes(),
                           c10::DataPtr(const_cast<void*>(storage->data()), Device(c10::kCPU)),
                           nullptr, /*resizable=*/false);
-  seen_.push_back({storage, Storage(std::move(impl))});
-  return seen_.back().second;
+  storages_.push_back({storage, Storage(std::move(impl))});
+  return storages_.back().second;
 }
 
 Tensor Aliaser::operator()(const Tensor& t) {
+  const auto* impl = t.unsafeGetTensorImpl();
+  for (auto& [original, alias] : tensors_)
+    if (original == impl) return alias;
+  tensors_.push_back({impl, make_alias(t)});
+  return tensors_.back().second;
+}
+
+Tensor Aliaser::make_alias(const Tensor& t) {
   const auto key = meta_ ? c10::DispatchKey::Meta : c10::DispatchKey::CPU;
   auto alias = at::detail::make_tensor<c10::TensorImpl>(
       alias_storage(t.storage().unsafeGetStorageImpl()), c10::DispatchKeySet(key), t.dtype());

@@ -7,8 +7,8 @@
 
 namespace sim {
 
-// Makes CPU (or, for shapes only, Meta) aliases. Tensors that share a storage get aliases that
-// share one, so that kernels see overlap as it is. An alias does not keep the memory alive: that
+// Makes CPU (or, for shapes only, Meta) aliases. One tensor gets one alias, since kernels ask whether
+// they write where they read; and tensors that share a storage get aliases that share one. An alias does not keep the memory alive: that
 // is the stream-ordered cache's business, as on hardware.
 class Aliaser {
  public:
@@ -16,10 +16,12 @@ class Aliaser {
   Tensor operator()(const Tensor& t);
 
  private:
+  Tensor make_alias(const Tensor& t);
   Storage alias_storage(StorageImpl* storage);
 
   bool meta_;
-  c10::SmallVector<std::pair<StorageImpl*, Storage>, 8> seen_;
+  c10::SmallVector<std::pair<const c10::TensorImpl*, Tensor>, 8> tensors_;
+  c10::SmallVector<std::pair<StorageImpl*, Storage>, 8> storages_;
 };
 
 inline Tensor cpu_alias(const Tensor& t) { return Aliaser()(t); }

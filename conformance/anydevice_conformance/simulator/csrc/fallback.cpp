@@ -18,6 +18,25 @@ void copy_below_autograd(const Tensor& to, const Tensor& from) {
   to.copy_(from);
 }
 
+// Torch's out= gives the tensor that it writes into strides that fit the arguments'. What it gave an
+// alias the device's tensor has not: the values go where that has them.
+void run_in_place(const c10::OperatorHandle& op, const OpInfo& info, Stack* stack) {
+  std::vector<std::pair<Tensor, std::vector<int64_t>>> written;
+  for (size_t i = 0; i < info.writes.size(); i++) {
+    if (!info.writes[i]) continue;
+    for_each_tensor((*stack)[i], [&](const Tensor& t) {
+      if (t.numel()) written.emplace_back(t, t.strides().vec());
+    });
+  }
+  run_kernel(op, stack);
+  for (const auto& [t, strides] : written) {
+    if (t.strides() == at::IntArrayRef(strides)) continue;
+    const auto values = t.clone();
+    t.unsafeGetTensorImpl()->set_sizes_and_strides(t.sizes(), strides);
+    copy_below_autograd(t, values);
+  }
+}
+
 // Some random operators take no generator and draw from the process's own. Lend it the device's
 // state for the call.
 void run_with_lent_generator(const c10::OperatorHandle& op, Stack* stack, int device) {
@@ -148,7 +167,9 @@ class Call {
   void queue_in_place() const {
     Stack outputs;
     for (int argument : info_.returned_argument) outputs.push_back(arguments()[argument]);
-    queue([op = op_, call = aliased(false)]() mutable { run_kernel(op, &call); });
+    queue([op = op_, call = aliased(false), &info = info_]() mutable {
+      run_in_place(op, info, &call);
+    });
     finish(std::move(outputs));
   }
 
@@ -200,7 +221,7 @@ class Call {
       Lock lock(runtime().mutex);
       const auto position = queue(lock, [op = op_, call, device = device_, &info = info_] {
         if (info.draws_from_global) return run_with_lent_generator(op, call.get(), device);
-        run_kernel(op, call.get());
+        run_in_place(op, info, call.get());
       });
       wait(lock, position);
     }
