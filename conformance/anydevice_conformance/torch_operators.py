@@ -17,9 +17,13 @@ from unittest import mock
 
 import torch
 
-__all__ = ["descriptions", "name_of", "samples_of", "unseeded"]
+__all__ = ["descriptions", "name_of", "outside_tests", "samples_of"]
 
 _MODULE: Final = "torch.testing._internal.common_methods_invocations"
+_MODULES_OF_SAMPLES: Final = (
+    "torch.testing._internal.common_utils",
+    "torch.testing._internal.opinfo.core",
+)
 
 #: Names of what is not tried. Everything else is.
 _LEFT_OUT: Final = (
@@ -117,13 +121,22 @@ def _with_different_values(sample: Any) -> Any:
 
 
 @contextlib.contextmanager
-def unseeded() -> Iterator[None]:
-    """Have operators draw random numbers as they do: torch's descriptions set a seed for them."""
+def outside_tests() -> Iterator[None]:
+    """Have torch's descriptions do without what they do for torch's own tests.
+
+    There each operator that draws random numbers sets a seed first, and the stack is searched for
+    the test that asks for samples, which takes ten times as long as an operator.
+    """
 
     def called(operator: Any, *arguments: Any, **options: Any) -> Any:
         return operator(*arguments, **options)
 
-    with mock.patch.object(sys.modules[_MODULE], "wrapper_set_seed", called):
+    instead = {"wrapper_set_seed": called, "extract_test_fn": lambda: None}
+    with contextlib.ExitStack() as stack:
+        for module in (_MODULE, *_MODULES_OF_SAMPLES):
+            for name, function in instead.items():
+                if hasattr(sys.modules[module], name):
+                    stack.enter_context(mock.patch.object(sys.modules[module], name, function))
         yield
 
 

@@ -16,7 +16,7 @@ from anydevice_conformance.marks import slow
 from anydevice_conformance.operator_trials import Trial, check_trial, trials, usual_trials
 from anydevice_conformance.outcomes import left_out
 from anydevice_conformance.subject import Subject
-from anydevice_conformance.torch_operators import unseeded
+from anydevice_conformance.torch_operators import outside_tests
 
 #: What models call most.
 _OFTEN: Final[dict[str, Callable[[torch.Tensor], torch.Tensor]]] = {
@@ -86,7 +86,7 @@ def test_DTY_019_operators(subject: Subject) -> None:
         left_out(f"torch's descriptions of its operators cannot be imported: {error}")
     assert tried, "torch describes no operator"
 
-    with unseeded():
+    with outside_tests():
         _hold_in_time(subject, trials(subject, rounds))
 
 
