@@ -61,7 +61,7 @@ def check_sources_gone(subject: Subject, source: Place, target: Place) -> None:
     if subject.is_host:
         return
     every = covering_situations(subject)
-    for number, situation in enumerate(every[:: 4 if subject.quick else 1]):
+    for number, situation in enumerate(every[:: 6 if subject.quick else 1]):
 
         def work(number: int = number, situation: Situation = situation) -> None:
             for count in _SHORT_LIVED:

@@ -49,7 +49,7 @@ def check_gradients(subject: Subject, source: Place, target: Place) -> None:
     graded = [s for s in covering_situations(subject) if s.mode == "enable_grad"]
     cases = list(itertools.product(dtypes, _FORMS, _INCOMING, (False, True)))
     for number, situation in enumerate(graded or [Situation()]):
-        share = cases[number :: len(graded)] if not subject.quick else cases[number::11]
+        share = cases[number :: len(graded)] if not subject.quick else cases[number::17]
 
         with restored(subject):
             run_in(subject, situation, partial(_share, subject, share, situation, source, target))

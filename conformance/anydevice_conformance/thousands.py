@@ -93,7 +93,7 @@ def work_stays(subject: Subject) -> None:
 
 def _waits(subject: Subject) -> int:
     """How often work is queued and waited for."""
-    return 110 if subject.quick else 510
+    return 70 if subject.quick else 510
 
 
 def _waits_for_events(

@@ -33,7 +33,7 @@ def test_TRN_008_steps(subject: Subject) -> None:
                 if training.form != "fused" or "fused" not in str(error):
                     raise
 
-    hold_each(subject, trainings(subject, subject.examples(49)), law, lambda training: ())
+    hold_each(subject, trainings(subject, subject.examples(35)), law, lambda training: ())
 
 
 def _steps(subject: Subject) -> bool:
