@@ -10,11 +10,12 @@ import torch
 
 from anydevice_conformance.subject import Subject
 
-__all__ = ["AMBIENTS"]
+__all__ = ["AMBIENTS", "default_dtype"]
 
 
 @contextlib.contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Another default dtype meanwhile."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -35,7 +36,7 @@ def _autocast(subject: Subject) -> contextlib.AbstractContextManager[Any]:
 #: torch's defaults by name: set around a call alone, since what a check does besides needs its own.
 AMBIENTS: Final[dict[str, Callable[[Subject], Any]]] = {
     "": lambda subject: contextlib.nullcontext(),
-    "default dtype float64": lambda subject: _default_dtype(torch.float64),
+    "default dtype float64": lambda subject: default_dtype(torch.float64),
     "default device": lambda subject: subject.device(subject.indices[-1]),
     "default device meta": lambda subject: torch.device("meta"),
     "autocast": lambda subject: _autocast(subject),

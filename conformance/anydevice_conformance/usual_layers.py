@@ -9,9 +9,9 @@ import torch.nn.functional as F  # noqa: N812 - its usual name
 
 from anydevice_conformance.dice import Dice
 from anydevice_conformance.usual_operator import (
-    BOOLS,
-    FLOATS,
+    ALL,
     INTEGERS,
+    NUMBERS,
     Make,
     different,
     numbers,
@@ -22,8 +22,6 @@ from anydevice_conformance.usual_operator import (
 
 __all__ = ["LAYERS"]
 
-_ALL: Final = (*FLOATS, *INTEGERS, *BOOLS)
-_NUMBERS: Final = (*FLOATS, *INTEGERS)
 
 _WIDE: Final = (torch.float32, torch.float64)
 
@@ -77,12 +75,12 @@ def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 
 #: Products, layers and losses.
 LAYERS: Final = (
-    usual("mm", _products("ij", "jk"), torch.mm, *_NUMBERS, supports_out=True),
-    usual("bmm", _products("bij", "bjk"), torch.bmm, *_NUMBERS, supports_out=True),
-    usual("mv", _products("ij", "j"), torch.mv, *_NUMBERS, supports_out=True),
-    usual("dot", _products("i", "i"), torch.dot, *_NUMBERS, supports_out=True),
-    usual("outer", _products("i", "j"), torch.outer, *_NUMBERS, supports_out=True),
-    usual("addmm", _products("ik", "ij", "jk"), torch.addmm, *_NUMBERS, supports_out=True),
+    usual("mm", _products("ij", "jk"), torch.mm, *NUMBERS, supports_out=True),
+    usual("bmm", _products("bij", "bjk"), torch.bmm, *NUMBERS, supports_out=True),
+    usual("mv", _products("ij", "j"), torch.mv, *NUMBERS, supports_out=True),
+    usual("dot", _products("i", "i"), torch.dot, *NUMBERS, supports_out=True),
+    usual("outer", _products("i", "j"), torch.outer, *NUMBERS, supports_out=True),
+    usual("addmm", _products("ik", "ij", "jk"), torch.addmm, *NUMBERS, supports_out=True),
     usual("addmv", _products("i", "ij", "j"), torch.addmv, supports_out=True),
     usual("addr", _products("ij", "i", "j"), torch.addr, supports_out=True),
     usual("baddbmm", _products("bik", "bij", "bjk"), torch.baddbmm, supports_out=True),
@@ -183,7 +181,7 @@ LAYERS: Final = (
         lambda x: (F.pad(x[0], (2, 1), "reflect"), F.pad(x[0], (1, 2), "replicate")),
     ),
     usual("unfold of pictures", _pictures, lambda x: F.unfold(x, 3, padding=1)),
-    usual("pixel_shuffle", of_shapes((1, 8, 3, 2)), lambda x: F.pixel_shuffle(x, 2), *_ALL),
+    usual("pixel_shuffle", of_shapes((1, 8, 3, 2)), lambda x: F.pixel_shuffle(x, 2), *ALL),
     usual("embedding", rows_by_index, lambda x, i, v: F.embedding(i, x, padding_idx=1)),
     usual("embedding_bag", rows_by_index, lambda x, i, v: F.embedding_bag(i[None], x, mode="mean")),
     usual("one_hot", rows_by_index, lambda x, i, v: F.one_hot(i, 6), *INTEGERS, trained=False),

@@ -11,9 +11,11 @@ import torch
 from anydevice_conformance.dice import Dice
 
 __all__ = [
+    "ALL",
     "BOOLS",
     "FLOATS",
     "INTEGERS",
+    "NUMBERS",
     "Make",
     "Usual",
     "different",
@@ -31,6 +33,8 @@ Make = Callable[[Dice, torch.dtype], Sequence[Any]]
 FLOATS: Final = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 INTEGERS: Final = (torch.int64, torch.int32, torch.uint8, torch.int8, torch.int16)
 BOOLS: Final = (torch.bool,)
+NUMBERS: Final = (*FLOATS, *INTEGERS)
+ALL: Final = (*NUMBERS, *BOOLS)
 #: By which small integers become so large that a float's digits are not enough for them.
 _FACTORS: Final = {torch.int64: (1 << 54) + 3, torch.int32: (1 << 26) + 3, torch.int16: 3001}
 

@@ -13,9 +13,11 @@ from anydevice_conformance.dice import Dice
 from anydevice_conformance.usual_indexing import INDEXING
 from anydevice_conformance.usual_layers import LAYERS
 from anydevice_conformance.usual_operator import (
+    ALL,
     BOOLS,
     FLOATS,
     INTEGERS,
+    NUMBERS,
     Usual,
     different,
     numbers,
@@ -25,19 +27,17 @@ from anydevice_conformance.usual_rarer import RARER
 
 __all__ = ["USUAL"]
 
-_NUMBERS: Final = (*FLOATS, *INTEGERS)
-_ALL: Final = (*_NUMBERS, *BOOLS)
 
 #: Of one argument: names, dtypes, and from where to where the numbers are.
 _OF_ONE: Final[tuple[tuple[str, tuple[torch.dtype, ...], float, float], ...]] = (
-    ("abs neg sign square sgn", _NUMBERS, -9, 9),
+    ("abs neg sign square sgn", NUMBERS, -9, 9),
     ("exp expm1 sin cos tanh sinh sigmoid erf erfc atan asinh exp2", FLOATS, -3, 3),
     ("floor ceil round trunc frac isfinite isinf signbit nan_to_num", FLOATS, -9, 9),
     ("log log2 log10 log1p sqrt rsqrt reciprocal lgamma digamma", FLOATS, 0.3, 9),
     ("asin acos atanh erfinv tan logit", FLOATS, 0.1, 0.9),
     ("acosh", FLOATS, 1.1, 9),
     ("bitwise_not", (*INTEGERS, *BOOLS), -9, 9),
-    ("logical_not isnan", _ALL, -2, 2),
+    ("logical_not isnan", ALL, -2, 2),
 )
 #: Of one argument, and named in `torch.nn.functional`.
 _ACTIVATIONS: Final = (
@@ -46,26 +46,26 @@ _ACTIVATIONS: Final = (
 )
 #: Of two arguments, likewise.
 _OF_TWO: Final[tuple[tuple[str, tuple[torch.dtype, ...], float, float], ...]] = (
-    ("add mul maximum minimum", _ALL, -9, 9),
-    ("sub fmax fmin", _NUMBERS, -9, 9),
-    ("div pow xlogy", _NUMBERS, 1, 4),
+    ("add mul maximum minimum", ALL, -9, 9),
+    ("sub fmax fmin", NUMBERS, -9, 9),
+    ("div pow xlogy", NUMBERS, 1, 4),
     ("atan2 hypot copysign logaddexp logaddexp2", FLOATS, -4, 4),
-    ("eq ne lt le gt ge logical_and logical_or logical_xor", _ALL, -2, 3),
+    ("eq ne lt le gt ge logical_and logical_or logical_xor", ALL, -2, 3),
     ("bitwise_and bitwise_or bitwise_xor", (*INTEGERS, *BOOLS), -9, 9),
     ("floor_divide remainder fmod", (torch.float32, torch.float64, *INTEGERS), 1, 9),
     ("gcd lcm", INTEGERS, 1, 9),
 )
 #: Over a dimension, or over all.
 _REDUCED: Final[tuple[tuple[str, tuple[torch.dtype, ...]], ...]] = (
-    ("sum nansum prod count_nonzero all any", _ALL),
+    ("sum nansum prod count_nonzero all any", ALL),
     ("mean std var logsumexp norm", FLOATS),
-    ("amax amin argmax argmin max min median", _NUMBERS),
+    ("amax amin argmax argmin max min median", NUMBERS),
 )
 #: Along a dimension.
 _ALONG: Final[tuple[tuple[str, tuple[torch.dtype, ...]], ...]] = (
-    ("cumsum cumprod", _ALL),
+    ("cumsum cumprod", ALL),
     ("softmax log_softmax logcumsumexp", FLOATS),
-    ("cummax cummin sort argsort", _NUMBERS),
+    ("cummax cummin sort argsort", NUMBERS),
 )
 #: Which take a number for their second argument.
 _WITH_NUMBERS: Final = (

@@ -10,9 +10,8 @@ import torch.nn.functional as F  # noqa: N812 - its usual name
 
 from anydevice_conformance.dice import Dice
 from anydevice_conformance.usual_operator import (
-    BOOLS,
-    FLOATS,
-    INTEGERS,
+    ALL,
+    NUMBERS,
     numbers,
     of_shapes,
     of_sizes,
@@ -21,8 +20,6 @@ from anydevice_conformance.usual_operator import (
 
 __all__ = ["RARER"]
 
-_NUMBERS: Final = (*FLOATS, *INTEGERS)
-_ALL: Final = (*_NUMBERS, *BOOLS)
 _LONG: Final = (torch.float32, torch.float64)
 _SIZES: Final = of_sizes((1,), (7,), (3, 5), (1, 1), (33,))
 
@@ -105,11 +102,11 @@ def _copied(x: torch.Tensor) -> Any:
 
 #: All of them.
 RARER: Final = (
-    usual("copies", _SIZES, _alone, *_ALL, trained=False),
-    usual("zero_", _SIZES, lambda x: x * 0, *_NUMBERS, inplace_variant=lambda x: x.zero_()),
-    usual("fill_ in place", _SIZES, lambda x: x, *_ALL, inplace_variant=lambda x: x.fill_(1)),
-    usual("factories", _SIZES, _made, *_ALL, trained=False),
-    usual("copies that are broadcast", _SIZES, _copied, *_NUMBERS, trained=False),
+    usual("copies", _SIZES, _alone, *ALL, trained=False),
+    usual("zero_", _SIZES, lambda x: x * 0, *NUMBERS, inplace_variant=lambda x: x.zero_()),
+    usual("fill_ in place", _SIZES, lambda x: x, *ALL, inplace_variant=lambda x: x.fill_(1)),
+    usual("factories", _SIZES, _made, *ALL, trained=False),
+    usual("copies that are broadcast", _SIZES, _copied, *NUMBERS, trained=False),
     usual("arange", _SIZES, _of_a_range, torch.float32, trained=False),
     usual("norms of large values", _large, lambda x: (x.norm(dim=-1), torch.linalg.vector_norm(x))),
     usual("mean of large values", _large, lambda x: (x.mean(-1), x.logsumexp(-1), x.softmax(-1))),
@@ -117,25 +114,25 @@ RARER: Final = (
         "stable sort",
         _ties,
         lambda x: x.sort(stable=True),
-        *_NUMBERS[:6],
+        *NUMBERS[:6],
     ),
     usual(
         "stable sort downwards",
         _ties,
         lambda x: x.sort(stable=True, descending=True),
-        *_NUMBERS[:6],
+        *NUMBERS[:6],
     ),
     usual(
         "index_copy of a cache",
         _cache,
         lambda x, i, v: x.index_copy(1, i, v),
-        *_NUMBERS,
+        *NUMBERS,
         inplace_variant=lambda x, i, v: x.index_copy_(1, i, v),
     ),
-    usual("index_put of a cache", _cache, lambda x, i, v: x.index_put((_rows(x), i), v), *_NUMBERS),
-    usual("masked_scatter of rows", _row_mask, lambda x, m, y: x.masked_scatter(m, y), *_ALL),
-    usual("masked_fill of rows", _row_mask, lambda x, m, y: x.masked_fill(m, 1), *_ALL),
-    usual("where of rows", _row_mask, lambda x, m, y: torch.where(m, x, y[:1]), *_ALL),
+    usual("index_put of a cache", _cache, lambda x, i, v: x.index_put((_rows(x), i), v), *NUMBERS),
+    usual("masked_scatter of rows", _row_mask, lambda x, m, y: x.masked_scatter(m, y), *ALL),
+    usual("masked_fill of rows", _row_mask, lambda x, m, y: x.masked_fill(m, 1), *ALL),
+    usual("where of rows", _row_mask, lambda x, m, y: torch.where(m, x, y[:1]), *ALL),
     usual("overlapping windows", of_shapes((3, 9)), lambda x: x.unfold(-1, 4, 1) * 2),
     usual(
         "max_pool2d to the edge",

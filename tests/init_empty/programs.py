@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from anydevice_conformance.ambients import default_dtype
+
 N = 4
 Tensor = torch.Tensor
 Instruction = tuple[str, int, int, int, int]
@@ -223,16 +225,6 @@ def saved(tensor: Tensor) -> io.BytesIO:
     torch.save(tensor, file)
     file.seek(0)
     return file
-
-
-@contextlib.contextmanager
-def default_dtype(dtype: torch.dtype) -> Any:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 CONTEXTS: list[Callable[[], Any]] = [
