@@ -141,6 +141,23 @@ def fails_then_starts(rank, size):
     return first, kept, state.num_processes
 
 
+def starts_on_all_but_the_last(rank, size):
+    """The collectives of the last rank fail after those of the others stand."""
+    start = torch.distributed.init_process_group
+
+    def fail(*args, **kwargs):
+        start(*args, **kwargs)
+        raise RuntimeError("no link")
+
+    if rank == size - 1:
+        torch.distributed.init_process_group = fail
+    try:
+        PartialState()
+    except ProcessGroupError as error:
+        return str(error), torch.distributed.is_initialized()
+    return "started"
+
+
 def starts_again(rank, size):
     """A group that was destroyed can be formed again."""
     found = []

@@ -149,6 +149,15 @@ def test_a_start_that_failed_leaves_nothing():
         assert (first, kept, size) == ("ProcessGroupError", {}, 2)
 
 
+def test_no_rank_goes_on_before_the_collectives_of_all_stand():
+    *others, last = run_ranks(ranks.starts_on_all_but_the_last, 3)
+    for text, initialized in others:
+        assert "do not start on rank 2" in text
+        assert "no link" in text
+        assert not initialized
+    assert "no link" in last[0]
+
+
 def test_a_group_can_be_formed_again():
     assert run_ranks(ranks.starts_again, 2) == [[2, 2], [2, 2]]
 

@@ -26,6 +26,8 @@ _c10d: Any = dist
 #: How long to wait for the others to start: on one machine, and on several.
 _JOIN_LIMITS: Final = (datetime.timedelta(minutes=2), datetime.timedelta(minutes=10))
 _HOST: Final = "cpu"
+#: The key of the store under which a rank says why its collectives do not start.
+_FAILED: Final = "failed"
 
 
 def collective_backends(backend: DeviceBackend, name: str | None = None) -> str:
@@ -87,7 +89,7 @@ def join_group(
 
     Raises:
         MissingRankError: not all processes came; the message names those that are missing.
-        ProcessGroupError: they cannot meet, or the collectives cannot start.
+        ProcessGroupError: they cannot meet, or the collectives cannot start on one of them.
     """
     limit = timeout or _JOIN_LIMITS[launch.local_size < launch.size]
     deadline = time.monotonic() + limit.total_seconds()
@@ -112,9 +114,17 @@ def join_group(
             **options,
         )
     except Exception as error:
+        with contextlib.suppress(RuntimeError):  # the store has ended, too
+            store.set(_FAILED, f"rank {launch.rank}: {error!s:.500}")
+            store.set(f"started/{launch.rank}", "")
         raise ProcessGroupError(
             f"the collectives {names!r} do not start on rank {launch.rank}: {error}"
         ) from error
+    try:
+        _await_started(store, launch, names, limit)
+    except ProcessGroupError:
+        dist.destroy_process_group()
+        raise
     return store
 
 
@@ -170,3 +180,27 @@ def _await_everyone(store: Any, launch: Launch, limit: datetime.timedelta, deadl
         "Start all of them (torchrun --nproc-per-node, srun, mpirun or `anydevice launch`), unset "
         "WORLD_SIZE and RANK to run alone, or give a longer InitProcessGroupKwargs(timeout=...)."
     )
+
+
+def _await_started(store: Any, launch: Launch, names: str, limit: datetime.timedelta) -> None:
+    """Return once the group stands on every rank.
+
+    A rank whose script ends at once would else close its connections while others still connect.
+    """
+    ranks = range(launch.size)
+    try:
+        store.set(f"started/{launch.rank}", "")
+        store.wait([f"started/{rank}" for rank in ranks], limit)
+        failed = store.get(_FAILED).decode() if store.check([_FAILED]) else None
+        # The process that serves the store may end only after all others have read it.
+        store.set(f"read/{launch.rank}", "")
+    except RuntimeError as error:
+        raise ProcessGroupError(
+            f"the collectives {names!r} start on rank {launch.rank}, and not on all others within "
+            f"{limit.total_seconds():g} s: {error!s:.300}. See what the other ranks print."
+        ) from error
+    if failed is not None:
+        raise ProcessGroupError(f"the collectives {names!r} do not start on {failed}")
+    if launch.rank == 0:
+        with contextlib.suppress(RuntimeError):  # one that has died since
+            store.wait([f"read/{rank}" for rank in ranks], limit)
