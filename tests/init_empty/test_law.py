@@ -8,7 +8,7 @@ import random
 import pytest
 import torch
 from tests.init_empty.building import Failed, random_program, shrunk, sound, wrong
-from tests.init_empty.programs import given, saved
+from tests.init_empty.programs import CONTEXTS, given, saved
 from torch import nn
 
 from anydevice import init_empty_weights
@@ -48,6 +48,8 @@ def test_programs_do_what_they_say():
     kept = [sound(program) for program in programs]
     assert sum(map(len, kept)) > sum(map(len, programs)) * 0.7
     assert {i[0] for program in kept for i in program} == set("sovcm")
+    contexts = {i[4] % len(CONTEXTS) for program in kept for i in program}
+    assert contexts == set(range(len(CONTEXTS)))
 
 
 def emptied(tensor: torch.Tensor) -> torch.Tensor:
