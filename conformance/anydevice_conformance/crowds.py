@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Final
 
 import torch
 
 from anydevice_conformance.covering import covering_situations
+from anydevice_conformance.holdings import allocated
 from anydevice_conformance.moves import Place, place_name
 from anydevice_conformance.moving import read
 from anydevice_conformance.situations import Situation, restored, run_in, surroundings
@@ -16,6 +19,8 @@ __all__ = ["check_crowds", "check_sources_gone"]
 
 #: So many results of so many elements are kept at once, and as often.
 _CROWDS: Final = ((24, 1000, 1), (24, 4096, 1), (9, 21_001, 1), (1100, 3, 2))
+#: The last so many copies may be kept until they are known to be done.
+_IN_FLIGHT: Final = 16
 #: Elements of what is moved and at once let go of.
 _SHORT_LIVED: Final = (5, 4096, 300_001)
 
@@ -23,33 +28,74 @@ _SHORT_LIVED: Final = (5, 4096, 300_001)
 def check_crowds(subject: Subject, source: Place, target: Place) -> None:
     """Many results of one size that are all kept: each keeps its values while others come.
 
+    Afterwards all are let go of, and their sources too: none of them is kept.
+
     Raises:
-        AssertionError: one has another's values; the message says which.
+        AssertionError: one has another's values, or some are kept; the message says which.
     """
     for crowd, count, times in _CROWDS:
         for turn in range(times):
-            _check_crowd(subject, source, target, count, crowd, turn * crowd)
+            words = f"tensors of {count} float32, moved from {place_name(source)} to "
+            words += place_name(target)
+            before = _on_devices(subject)
+            one, alive = _check_crowd(subject, source, target, count, crowd, turn * crowd, words)
+            if subject.is_host:
+                continue
+            _assert_gone(subject, alive, f"{crowd} {words}")
+            grown = {index: now - before[index] for index, now in _on_devices(subject).items()}
+            for index, more in grown.items():
+                assert more <= _IN_FLIGHT * one[index], (
+                    f"MEM-014: {crowd} {words}, are gone, and device {index} has {more} bytes more"
+                )
+
+
+def _on_devices(subject: Subject) -> dict[int, int]:
+    if subject.is_host:
+        return {}
+    subject.synchronize_all()
+    return {index: allocated(subject, index) for index in subject.indices}
+
+
+def _assert_gone(subject: Subject, alive: list[weakref.ref[torch.Tensor]], words: str) -> None:
+    """No more of them are kept than copies may be in flight."""
+    for collect in (False, True):
+        if collect:  # takes long: only to be sure
+            gc.collect()
+        kept = sum(tensor() is not None for tensor in alive)
+        if kept <= _IN_FLIGHT:
+            break
+    else:
+        raise AssertionError(f"MEM-014: of {words}, sources and results, {kept} are kept")
 
 
 def _check_crowd(
-    subject: Subject, source: Place, target: Place, count: int, crowd: int, first: int
-) -> None:
+    subject: Subject,
+    source: Place,
+    target: Place,
+    count: int,
+    crowd: int,
+    first: int,
+    words: str,
+) -> tuple[dict[int, float], list[weakref.ref[torch.Tensor]]]:
+    """Move one crowd; returns what a tensor takes on each device, and all that was moved."""
     there = torch.device("cpu") if target is None else subject.device(target)
     plain = torch.arange(first, first + crowd)[:, None] * 8.0 + torch.arange(float(count)) % 7
+    before = _on_devices(subject)
     start = plain if source is None else plain.to(subject.device(source))
-    rows = [row.clone() for row in start.unbind()] if first else start.unbind()
+    rows = [row.clone() for row in start.unbind()] if first or count < 4096 else start.unbind()
     found = [
-        subject.backend.move(row, there, non_blocking=not first or bool(number % 2))
+        subject.backend.move(
+            row, there, non_blocking=bool(number % 2) or (crowd > 1000 and not first)
+        )
         for number, row in enumerate(rows)
     ]
-    subject.synchronize_all()
+    one = {i: (now - before[i]) / crowd for i, now in _on_devices(subject).items()}
     together = read(torch.stack(found))
     for number in (together != plain).any(dim=1).nonzero().flatten()[:1].tolist():
         raise AssertionError(
-            f"MOV-001: of {first + crowd} tensors of {count} float32, moved from "
-            f"{place_name(source)} to {place_name(target)} and kept, the {first + number + 1}th "
-            "has changed"
+            f"MOV-001: of {first + crowd} {words} and kept, the {first + number + 1}th has changed"
         )
+    return one, [weakref.ref(tensor) for tensor in (*rows, *found)]
 
 
 def check_sources_gone(subject: Subject, source: Place, target: Place) -> None:

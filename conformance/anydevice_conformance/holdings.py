@@ -14,7 +14,7 @@ import torch
 
 from anydevice_conformance.subject import Subject
 
-__all__ = ["holdings", "nothing_kept", "only_new_objects"]
+__all__ = ["allocated", "holdings", "nothing_kept", "only_new_objects"]
 
 #: What many calls together may leave; each of them leaves nothing.
 _ALLOWED: Final = {"file descriptors": 3, "threads": 3, "tensors": 8}
@@ -70,7 +70,7 @@ def holdings(subject: Subject) -> dict[str, tuple[int, float]]:
         found["file descriptors"] = (process.num_fds(), 0.02)
     if not subject.is_host:
         for index in subject.indices:
-            found[f"bytes on device {index}"] = (_allocated(subject, index), 64.0)
+            found[f"bytes on device {index}"] = (allocated(subject, index), 64.0)
         found["bytes of pinned memory"] = (_pinned(subject), 64.0)
     return found
 
@@ -79,8 +79,8 @@ def _tensors() -> int:
     return sum(issubclass(type(o), torch.Tensor) for o in gc.get_objects())
 
 
-def _allocated(subject: Subject, index: int) -> int:
-    """By the device's own word, where it has one: the backend's may be what is wrong."""
+def allocated(subject: Subject, index: int) -> int:
+    """Bytes in living tensors, by the device's own word where it has one."""
     readers: list[Callable[[int], Any]] = [subject.backend.memory_allocated]
     own = getattr(subject.module, "memory_allocated", None)
     for read in [own, *readers] if own is not None else readers:

@@ -140,9 +140,12 @@ class _Run:
         self.accounts[index].grow(size, slack)
 
     def drop(self, number: int) -> None:
-        index, size, slack, _ = self.held.pop(number)
+        index, size, slack, what = self.held.pop(number)
         self.accounts[index].grow(-size, -slack)
-        _ = None
+        one = what[0] if isinstance(what, list) else what
+        self.subject.backend.synchronize(index)  # it was made on whichever stream
+        assert one[-1].item() == 1, f"OOM-004: what lived on device {index} has changed"
+        del one, what
         self.subject.backend.synchronize(index)
 
     def fill_up(self, index: int) -> None:
@@ -154,7 +157,10 @@ class _Run:
             return
         self.filled = True  # once a program: it takes time
         device = self.subject.device(index)
-        self.keep(index, size, torch.empty(size, dtype=torch.uint8, device=device))
+        large = torch.empty(size, dtype=torch.uint8, device=device)
+        large[-1] = 1
+        self.keep(index, size, large)
+        del large
         self.compare()
         self.drop(len(self.held) - 1)
 

@@ -17,7 +17,7 @@ from anydevice_conformance.situations import restored
 from anydevice_conformance.subject import Subject
 from anydevice_conformance.watching import Watched
 
-__all__ = ["probes"]
+__all__ = ["probes", "still_probes"]
 
 
 def probes(subject: Subject) -> list[Probe]:
@@ -28,6 +28,11 @@ def probes(subject: Subject) -> list[Probe]:
             cached = list(_made(subject))
         subject.__dict__["_probes"] = cached
     return cached
+
+
+def still_probes(subject: Subject) -> list[Probe]:
+    """Those of the questions that take no memory of a device."""
+    return [probe for probe in probes(subject) if probe.still]
 
 
 def _made(subject: Subject) -> Iterator[Probe]:
@@ -77,7 +82,7 @@ def _presence(subject: Subject) -> Probe:
         subject.backend.device_count()
         subject.backend.device_name(index)
 
-    return Probe("is_available, device_count and device_name", run, repeat)
+    return Probe("is_available, device_count and device_name", run, repeat, still=True)
 
 
 def _answers(subject: Subject) -> Probe:
@@ -107,8 +112,11 @@ def _answers(subject: Subject) -> Probe:
         subject.backend.numa_node(index)
         subject.backend.process_environment(2)
         subject.backend.autocast_dtypes()
+        subject.backend.driver_version()
+        subject.backend.why_unavailable()
+        subject.backend.device(index)
 
-    return Probe("what is told of devices and processes", run, repeat)
+    return Probe("what is told of devices and processes", run, repeat, still=True)
 
 
 def _dtypes(subject: Subject) -> Probe:
@@ -121,7 +129,10 @@ def _dtypes(subject: Subject) -> Probe:
             found: Any = backend.supports_dtype(dtype)
             assert found is known[dtype], f"supports_dtype({dtype}) was {known[dtype]}, is {found}"
 
-    return Probe("supports_dtype", run, lambda index: subject.backend.supports_dtype(next(dtypes)))
+    def repeat(index: int) -> None:
+        subject.backend.supports_dtype(next(dtypes))
+
+    return Probe("supports_dtype", run, repeat, still=True)
 
 
 def _errors(subject: Subject) -> Probe:
@@ -153,7 +164,7 @@ def _errors(subject: Subject) -> Probe:
         if error is not None:
             subject.backend.is_out_of_memory(error)
 
-    return Probe("is_out_of_memory", run, repeat)
+    return Probe("is_out_of_memory", run, repeat, still=True)
 
 
 def _provoked(device: torch.device) -> BaseException | None:

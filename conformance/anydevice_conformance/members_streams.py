@@ -83,6 +83,13 @@ def stream_probes(subject: Subject) -> Iterator[Probe]:
             )
             raise ZeroDivisionError
         _assert_current(subject, current, "after use_stream")
+        for stream in (usual[index], current[index]):  # from wherever the caller is
+            with backend.use_stream(stream):
+                _assert_current(subject, {**current, index: stream}, "in a stream of before")
+                assert current_device(subject) in (index, None), (
+                    f"inside use_stream of device {index} the current one is another"
+                )
+            _assert_current(subject, current, "after a stream of before")
 
     def apart(index: int) -> None:
         main, one, other = (subject.backend.new_stream(index) for _ in range(3))

@@ -17,12 +17,14 @@ class Probe:
         run: asks for a device's index, and raises AssertionError for a wrong answer.
         repeat: a plain call, for many times; None where there is none.
         may_decline: whether NotImplementedError is an answer.
+        still: whether it takes no memory of a device, so that a full one must answer, too.
     """
 
     name: str
     run: Callable[[int], object]
     repeat: Callable[[int], object] | None = None
     may_decline: bool = False
+    still: bool = False
 
     def __repr__(self) -> str:
         return self.name

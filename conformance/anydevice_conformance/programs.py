@@ -15,45 +15,17 @@ from functools import partial
 from typing import Any, Final
 
 import torch
-from hypothesis import strategies as st
 
+from anydevice_conformance.program_steps import Step
 from anydevice_conformance.subject import Subject
 from anydevice_conformance.threads import in_thread
 
-__all__ = ["Step", "programs", "run_program"]
+__all__ = ["run_program"]
 
 #: Elements of a value: small, more than a block of threads, and what drivers copy in pieces.
 _SIZES: Final = (300, 1, 70_000, 300_001)
 _SIDE: Final = 2  # streams next to the default one, of each device
 _MANY: Final = 12  # events at once: more than a small pool of them has
-_USUAL: Final = ("kernel", "in place", "upload", "download", "cross", "record", "host waits")
-_KINDS: Final = (*_USUAL, *_USUAL, "blocking download", "blocking cross", "let go")
-
-
-@dataclasses.dataclass(frozen=True)
-class Step:
-    """One step of a program: what is done, to which value, on which stream."""
-
-    kind: str
-    value: int
-    stream: int
-    thread: bool
-
-    def __repr__(self) -> str:
-        place = f"{self.kind} value {self.value} on stream {self.stream}"
-        return f"{place} in a thread" if self.thread else place
-
-
-def programs() -> st.SearchStrategy[list[Step]]:
-    """Programs of up to 14 steps; numbers are taken modulo what there is."""
-    step = st.builds(
-        Step,
-        st.sampled_from(_KINDS),
-        st.integers(0, 9),
-        st.integers(0, 8),
-        st.sampled_from([False, False, False, True]),
-    )
-    return st.lists(step, min_size=2, max_size=14)
 
 
 Stamp = tuple[int, int]  # a stream, and which piece of its work
@@ -92,6 +64,7 @@ class _Run:
             self.streams.append(_Stream(self.backend.current_stream(index), index))
             for _ in range(_SIDE):
                 self.streams.append(_Stream(self.backend.new_stream(index), index))
+        self.in_use = list(range(len(self.streams)))
         self.values: list[_Value] = []
         self.events: list[tuple[Any, dict[int, int]]] = []
         self.copies: list[tuple[torch.Tensor, torch.Tensor, Stamp]] = []
@@ -113,9 +86,30 @@ class _Run:
                 continue
             known = [e for e in self.events if e[1].get(other, 0) >= piece]
             event, clock = known[0] if known else self.record(other)
+            if not known and piece % 2:  # waited for once, and gone
+                self.events.pop()
             self.backend.wait_event(stream.real, event)
-            for one, done in clock.items():
-                stream.clock[one] = max(stream.clock.get(one, 0), done)
+            self.know(stream, clock)
+            del event
+
+    def know(self, stream: _Stream, clock: dict[int, int]) -> None:
+        """What is queued on a stream from now on comes after so much of the others' work."""
+        for one, done in clock.items():
+            stream.clock[one] = max(stream.clock.get(one, 0), done)
+
+    def host_knows(self, clock: dict[int, int]) -> None:
+        """The host has waited for so much: it is done, and all that comes later comes after it.
+
+        Raises:
+            AssertionError: a copy to the host that shall be done by now is not there.
+        """
+        for stream in self.streams:
+            self.know(stream, clock)
+        for copy, expected, (number, piece) in self.copies:
+            if clock.get(number, 0) >= piece:
+                assert torch.equal(copy, expected), (
+                    "a copy to the host is not there, though the host has waited for it"
+                )
 
     def record(self, number: int) -> tuple[Any, dict[int, int]]:
         """An event of a stream, with what is done before it."""
@@ -126,14 +120,22 @@ class _Run:
     # ------------------------------------------------------------------ the steps
 
     def step(self, step: Step) -> None:
-        number = step.stream % len(self.streams)
+        number = self.in_use[step.stream % len(self.in_use)]
         if step.kind == "upload" or not self.values:
             self.upload(number, step.value)
         elif step.kind == "record":
             for _ in range(_MANY):
                 self.record(number)
         elif step.kind == "host waits":
-            self.host_waits(number)
+            event, clock = self.record(number)
+            self.backend.synchronize_event(event)
+            self.host_knows(dict(clock))
+        elif step.kind == "wait for all":
+            self.wait_for_all(self.streams[number].device)
+        elif step.kind == "other members":
+            self.other_members(self.streams[number].device)
+        elif step.kind == "retire":
+            self.retire(number)
         else:
             value = self.values[step.value % len(self.values)]
             act: dict[str, Callable[[int, _Value], None]] = {
@@ -149,7 +151,7 @@ class _Run:
 
     def on(self, value: _Value, number: int) -> int:
         """A stream of a value's device."""
-        mine = [n for n, stream in enumerate(self.streams) if stream.device == value.device]
+        mine = [n for n in self.in_use if self.streams[n].device == value.device]
         return mine[number % len(mine)]
 
     def upload(self, number: int, seed: int) -> None:
@@ -198,6 +200,7 @@ class _Run:
             copy = self.subject.fetch(value.tensor)
         value.read.append(self.stamp(number))
         assert torch.equal(copy, value.expected), "a blocking copy to the host is not there"
+        self.host_knows(dict(self.streams[number].clock))
 
     def let_go(self, number: int, value: _Value) -> None:
         """Its memory is used again on the stream that asked for it: after all that was done."""
@@ -205,8 +208,7 @@ class _Run:
         self.values = [other for other in self.values if other is not value]
 
     def cross(self, number: int, value: _Value, blocking: bool = False) -> None:
-        target = number % len(self.streams)
-        stream = self.streams[target]
+        target, stream = number, self.streams[number]
         if stream.device == value.device:
             self.kernel(number, value)
             return
@@ -223,14 +225,37 @@ class _Run:
         value.read += [stamp, self.stamp(source)]
         self.values.append(_Value(tensor, expected, stream.device, target, stamp))
 
-    def host_waits(self, number: int) -> None:
-        event, clock = self.record(number)
-        self.backend.synchronize_event(event)
-        for copy, expected, (stream, piece) in self.copies:
-            if clock.get(stream, 0) >= piece:
-                assert torch.equal(copy, expected), (
-                    "a copy to the host is not there after synchronize_event"
-                )
+    def wait_for_all(self, device: int) -> None:
+        self.backend.synchronize(device)
+        for stream in [stream for stream in self.streams if stream.device == device]:
+            self.host_knows(dict(stream.clock))
+
+    def other_members(self, device: int) -> None:
+        """Members that change no order and spoil no work."""
+        self.backend.empty_cache(device)
+        for ask in (self.backend.memory_info, self.backend.memory_allocated):
+            with contextlib.suppress(NotImplementedError):
+                ask(device)
+        self.backend.device_name(device)
+        self.backend.current_stream(device)
+        if self.subject.capabilities.pinned_memory:
+            self.backend.pin_memory(torch.zeros(_SIZES[0]))
+        with self.backend.use_stream(self.backend.new_stream(device)):
+            torch.zeros(_SIZES[0], device=self.subject.device(device))
+
+    def retire(self, number: int) -> None:
+        """A side stream goes while its work is queued, which is done all the same."""
+        stream = self.streams[number]
+        if self.default(number) or any(value.home == number for value in self.values):
+            return  # memory is used again on the stream that asked for it: that must be there
+        self.record(number)
+        stream.real = None
+        self.streams.append(_Stream(self.backend.new_stream(stream.device), stream.device))
+        self.in_use[self.in_use.index(number)] = len(self.streams) - 1
+
+    def default(self, number: int) -> bool:
+        """Whether a stream was there before the program."""
+        return number < (_SIDE + 1) * len(self.subject.indices[:3]) and number % (_SIDE + 1) == 0
 
     def finish(self) -> None:
         for index in self.subject.indices:

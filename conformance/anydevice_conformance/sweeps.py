@@ -18,18 +18,19 @@ from anydevice_conformance.covering import covering_situations
 from anydevice_conformance.crowds import check_crowds, check_sources_gone
 from anydevice_conformance.data import DTYPES, same_bits, short_name
 from anydevice_conformance.gradients import check_gradients
+from anydevice_conformance.ladders import check_sizes
 from anydevice_conformance.layouts import LAYOUTS, is_dense
 from anydevice_conformance.moves import KINDS, Place, Tagged, dtypes_of, place_name
 from anydevice_conformance.moving import flags_of, read
 from anydevice_conformance.situations import Situation, restored, run_in, state, surroundings
 from anydevice_conformance.subject import Subject
 
-__all__ = ["routes", "sweep"]
+__all__ = ["SMALL", "routes", "sweep"]
 
 #: Shape, layout, and how many elements lie before it in its storage.
 Case = tuple[tuple[int, ...], str, int]
 
-_SMALL: Final[tuple[Case, ...]] = (
+SMALL: Final[tuple[Case, ...]] = (
     ((), "contiguous", 5),
     ((1,), "contiguous", 0),
     ((0, 3), "contiguous", 0),
@@ -82,7 +83,7 @@ def sweep(subject: Subject, between: bool) -> None:
     """
     ways = routes(subject, between=between)
     for number, dtype in enumerate((*subject.supported(*DTYPES), *_OTHERS)):
-        for large, cases in ((False, _SMALL), (True, _LARGE)):
+        for large, cases in ((False, SMALL), (True, _LARGE)):
             if large and dtype.itemsize * _COPIES > min(map(subject.room, subject.indices)) >> 20:
                 continue
             if large and subject.quick and dtype not in _LARGEST_OF[:2]:
@@ -93,9 +94,10 @@ def sweep(subject: Subject, between: bool) -> None:
                     one.run(ways)
                 except _RefusedError:
                     break
-    for source, target in ways:
+    for turn, (source, target) in enumerate(ways, start=subject.seed):
         check_gradients(subject, source, target)
         check_crowds(subject, source, target)
+        check_sizes(subject, source, target, turn)
         check_sources_gone(subject, source, target)
 
 

@@ -17,6 +17,7 @@ from anydevice_conformance.marks import needs
 from anydevice_conformance.moves import Move, moves
 from anydevice_conformance.moving import check_pinning
 from anydevice_conformance.outcomes import not_claimed
+from anydevice_conformance.pinning import check_pins
 from anydevice_conformance.situations import Situation, restored, run_in
 from anydevice_conformance.subject import Subject
 from anydevice_conformance.work import is_done, long_work, still_running
@@ -200,29 +201,13 @@ def _reused(subject: Subject, index: int, sources: list[torch.Tensor]) -> None:
 
 
 def test_PIN_005_dtypes_and_layouts(subject: Subject) -> None:
-    """Every dtype and layout keeps its values.
+    """Every dtype in every layout, and large sources, keep values, shape and strides.
 
-    Found: a dtype, an empty tensor or a view lost its values or shape.
-    Fix: pin ``tensor.contiguous()`` or keep the strides; allow 0 bytes.
+    Found: a dtype, a layout, an empty tensor or a view lost its values or shape, or two results
+    share memory.
+    Fix: pin ``tensor.contiguous()`` or keep the strides; allow 0 bytes; lend no memory twice.
     """
-    pin = subject.backend.pin_memory
-    for dtype in subject.supported(*DTYPES):
-        source = sample(dtype, 13, 5)
-        assert same_bits(pin(source), source), f"{dtype} changed"
-    base = torch.arange(240.0)
-    views = {
-        "transposed": base.reshape(16, 15).t(),
-        "stepped": base[::3],
-        "narrowed": base.reshape(24, 10)[3:9, 2:7],
-        "offset": base[7:20],
-        "expanded": base[7:20].expand(3, 13),
-        "empty": torch.empty(0, 3),
-        "scalar": torch.tensor(3.5),
-    }
-    for name, view in views.items():
-        pinned = pin(view)
-        assert same_bits(pinned, view), f"{name} changed"
-        assert pinned.numel() == 0 or pinned.is_pinned(), f"{name} is not pinned"
+    check_pins(subject)
 
 
 def test_PIN_005_every_source(subject: Subject) -> None:

@@ -43,6 +43,7 @@ _MODULES: Final = (
     "first_packages",
     "training_steps",
     "seldom",
+    "orders",
 )
 #: Names the mutant that child processes put in place as they start; see ``startup``.
 MUTANT_VARIABLE: Final = "ANYDEVICE_TEST_MUTANT"
