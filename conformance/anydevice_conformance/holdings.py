@@ -12,6 +12,7 @@ from typing import Any, Final
 import psutil
 import torch
 
+from anydevice_conformance.process_state import differences_in_process, process_state
 from anydevice_conformance.subject import Subject
 
 __all__ = ["allocated", "holdings", "nothing_kept", "only_new_objects"]
@@ -38,13 +39,15 @@ def only_new_objects() -> Iterator[None]:
 
 @contextlib.contextmanager
 def nothing_kept(subject: Subject, what: str) -> Iterator[None]:
-    """Whether what is done in the context leaves nothing that lasts.
+    """Whether what is done in the context leaves nothing that lasts, and the process as it was.
 
     Raises:
         AssertionError: it does.
     """
-    before = holdings(subject)
+    before, process = holdings(subject), process_state()
     yield
+    changed = differences_in_process(process)
+    assert not changed, f"DEV-012: {what} changed {', '.join(changed)}"
     after = holdings(subject)
     for name, (one, _) in before.items():
         on_devices = name.startswith(("bytes on device", "bytes of pinned"))

@@ -14,21 +14,34 @@ from anydevice_conformance.moving import read
 from anydevice_conformance.situations import restored, run_in, surroundings
 from anydevice_conformance.subject import Subject
 
-__all__ = ["check_sizes", "sizes"]
+__all__ = ["check_sizes", "random_bytes"]
 
 #: The dtypes that take turns: of each number of bytes one.
 _DTYPES: Final = (torch.uint8, torch.float32, torch.bfloat16, torch.int64)
-#: The largest power of two, in bytes; and the largest with all of its neighbours.
+#: The largest power of two, in bytes, with ``--quick`` and without; and the largest with all of
+#: its neighbours.
 _LAST: Final = 22
+_LAST_OF_A_FULL_RUN: Final = 26
 _LAST_OF_ALL: Final = 18
 
 
-def sizes(itemsize: int, turn: int, last: int = _LAST) -> Iterator[int]:
+def _sizes(itemsize: int, turn: int, last: int) -> Iterator[int]:
     """Numbers of elements around each power of two of bytes; of the large ones one of three."""
     for power in range(itemsize.bit_length() - 1, last + 1):
         for step in (-1, 0, 1):
             if power <= _LAST_OF_ALL or (power + turn) % 3 == step + 1:
                 yield max(0, (1 << power) // itemsize + step)
+
+
+def random_bytes(subject: Subject, size: int) -> torch.Tensor:
+    """So many, from the ones that are made once a subject."""
+    found: torch.Tensor | None = subject.__dict__.get("_random_bytes")
+    if found is None or found.numel() < size:
+        generator = torch.Generator().manual_seed(subject.seed + 11)
+        enough = max(size, 8 * ((1 << 20) + 9))
+        found = torch.randint(0, 256, (enough,), generator=generator, dtype=torch.uint8)
+        subject.__dict__["_random_bytes"] = found
+    return found[:size]
 
 
 def check_sizes(subject: Subject, source: Place, target: Place, turn: int) -> None:
@@ -38,7 +51,9 @@ def check_sizes(subject: Subject, source: Place, target: Place, turn: int) -> No
         AssertionError: one is wrong; the message says which.
     """
     places = [place for place in (source, target) if place is not None]
-    if subject.is_host or min(map(subject.room, places)) < 8 << _LAST:
+    last = _LAST if subject.quick else _LAST_OF_A_FULL_RUN
+    last = min(last, (min(map(subject.room, places)) // 8).bit_length() - 1)
+    if subject.is_host or last < _LAST_OF_ALL:
         return
     dtypes = subject.supported(*_DTYPES)
     every = covering_situations(subject)
@@ -48,24 +63,28 @@ def check_sizes(subject: Subject, source: Place, target: Place, turn: int) -> No
         words = f"{short_name(dtype)} from {place_name(source)} to {place_name(target)}"
 
         def work(dtype: torch.dtype = dtype, words: str = f"{words}; {situation!r}") -> None:
-            _check(subject, (source, target), turn, dtype, words)
+            _check(subject, (source, target), turn, dtype, last, words)
 
         with restored(subject):
             run_in(subject, situation, work)
 
 
 def _check(
-    subject: Subject, way: tuple[Place, Place], turn: int, dtype: torch.dtype, words: str
+    subject: Subject,
+    way: tuple[Place, Place],
+    turn: int,
+    dtype: torch.dtype,
+    last: int,
+    words: str,
 ) -> None:
     here, there = (torch.device("cpu") if place is None else subject.device(place) for place in way)
-    generator = torch.Generator().manual_seed(subject.seed + turn)
-    count = (1 << _LAST) // dtype.itemsize + 2
-    bits = torch.randint(0, 256, (count * dtype.itemsize,), generator=generator, dtype=torch.uint8)
+    count = (1 << last) // dtype.itemsize + 2
+    bits = random_bytes(subject, count * dtype.itemsize)
     values = bits.view(dtype)
     storage = values.to(here)
     pins = way[0] is None and subject.capabilities.pinned_memory
     moved = []
-    for number, size in enumerate(sizes(dtype.itemsize, turn)):
+    for number, size in enumerate(_sizes(dtype.itemsize, turn, last)):
         first = number % (count - size + 1) % 3
         part = storage[first : first + size]
         with surroundings(subject):

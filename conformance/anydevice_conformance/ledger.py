@@ -25,7 +25,7 @@ __all__ = ["Entry", "entries", "run_ledger"]
 _MIB: Final = 1 << 20
 _KINDS: Final = (
     *("make", "make", "move", "many small", "of a view", "for a moment", "drop", "drop"),
-    *("drop all", "reset the peak", "empty the cache", "fill up", "ask too much"),
+    *("drop all", "reset the peak", "empty the cache", "fill up", "ask too much", "pin"),
 )
 #: So many small tensors are made at once, of so many bytes each.
 _MANY: Final = 40
@@ -118,6 +118,10 @@ class _Run:
         elif entry.kind == "ask too much":  # it moves no number
             with contextlib.suppress(Exception):
                 torch.empty(1 << 50, dtype=torch.uint8, device=self.subject.device(index))
+        elif entry.kind == "pin":  # is the host's memory
+            if self.subject.capabilities.pinned_memory:
+                pinned = self.subject.backend.pin_memory(torch.ones(entry.units * _MIB // 4))
+                self.keep(index, 0, pinned, slack=0)
         elif 3 * entry.units * self.memory.size < self.subject.room(index):
             self.make(entry.kind, index, entry.units * self.memory.size)
 

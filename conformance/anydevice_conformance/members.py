@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 from collections.abc import Callable, Iterator
@@ -13,7 +14,8 @@ from anydevice_conformance.data import DTYPES, same_bits
 from anydevice_conformance.members_memory import memory_probes
 from anydevice_conformance.members_streams import stream_probes, waiting_probe
 from anydevice_conformance.probe import Probe
-from anydevice_conformance.situations import restored
+from anydevice_conformance.process_state import differences_in_process, process_state
+from anydevice_conformance.situations import restored, state
 from anydevice_conformance.subject import Subject
 from anydevice_conformance.watching import Watched
 
@@ -24,8 +26,11 @@ def probes(subject: Subject) -> list[Probe]:
     """The questions that the backend's claims allow; the right answers are noted beforehand."""
     cached: list[Probe] | None = subject.__dict__.get("_probes")
     if cached is None:
+        process = process_state()
         with restored(subject):
             cached = list(_made(subject))
+        changed = differences_in_process(process)
+        assert not changed, f"DEV-012: asking the members changed {', '.join(changed)}"
         subject.__dict__["_probes"] = cached
     return cached
 
@@ -39,6 +44,8 @@ def _made(subject: Subject) -> Iterator[Probe]:
     claims = subject.capabilities
     yield _presence(subject)
     yield _answers(subject)
+    if not subject.is_host:
+        yield _current_device(subject)
     yield from memory_probes(subject)
     yield _errors(subject)
     yield _dtypes(subject)
@@ -117,6 +124,32 @@ def _answers(subject: Subject) -> Probe:
         subject.backend.device(index)
 
     return Probe("what is told of devices and processes", run, repeat, still=True)
+
+
+def _current_device(subject: Subject) -> Probe:
+    """What is current can be asked and set, and nothing else changes by it."""
+    backend = subject.backend
+
+    def run(index: int) -> None:
+        before = state(subject)
+        told = backend.current_device()
+        assert told in (before.device, None), (
+            f"current_device() is {told!r}, and the current device is {before.device}"
+        )
+        if told is None:
+            return
+        for one in (index, index, told):
+            backend.set_device(one)
+            now = state(subject)
+            assert (now.device, backend.current_device()) == (one, one), (
+                f"set_device({one}) made device {now.device} the current one"
+            )
+            changed = dataclasses.replace(before, device=one).differences(now)
+            assert not changed, f"set_device({one}): {changed}"
+
+    return Probe(
+        "set_device and current_device", run, lambda i: backend.current_device(), still=True
+    )
 
 
 def _dtypes(subject: Subject) -> Probe:

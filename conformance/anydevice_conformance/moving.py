@@ -111,6 +111,9 @@ def _check_pinning(subject: Subject, move: Move) -> None:
     if pinned.numel() == 0:
         return
     assert pinned.is_pinned(), "the result is not pinned"
+    assert pinned.is_inference() == torch.is_inference_mode_enabled() or source.is_pinned(), (
+        f"PIN-001: is_inference() is {pinned.is_inference()} of what was pinned"
+    )
     assert pinned.stride() == source.stride() or not is_dense(source), (
         f"PIN-005: strides {source.stride()} became {pinned.stride()}"
     )
@@ -135,6 +138,10 @@ def _assert_form(subject: Subject, move: Move, source: torch.Tensor, moved: torc
         assert moved.stride() == source.stride(), (
             f"MOV-007: strides {source.stride()} became {moved.stride()}"
         )
+    assert moved.is_inference() == torch.is_inference_mode_enabled(), (
+        f"MOV-024: is_inference() is {moved.is_inference()}, where the mode is "
+        f"{torch.is_inference_mode_enabled()}"
+    )
     if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
         assert moved.requires_grad == source.requires_grad, (
             f"MOV-011: requires_grad={source.requires_grad} became {moved.requires_grad}"

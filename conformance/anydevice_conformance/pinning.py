@@ -50,7 +50,7 @@ def check_pins(subject: Subject) -> None:
 
 def _sources(subject: Subject) -> list[Source]:
     """Every dtype in every layout, each a view of a storage of its own, mixed."""
-    found = []
+    found: list[Source] = []
     for dtype, (shape, layout, offset) in itertools.product(subject.supported(*DTYPES), SMALL):
         made = LAYOUTS[layout](shape)
         assert made is not None

@@ -16,16 +16,16 @@ _KINDS: Final = (*_USUAL, *_USUAL, *_SELDOM, "retire")
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One step of a program: what is done, to which value, on which stream."""
+    """One step of a program: what is done, to which value, on which stream, in what situation."""
 
     kind: str
     value: int
     stream: int
-    thread: bool
+    situation: int
 
     def __repr__(self) -> str:
         place = f"{self.kind} value {self.value} on stream {self.stream}"
-        return f"{place} in a thread" if self.thread else place
+        return f"{place} in situation {self.situation}" if self.situation else place
 
 
 def programs() -> st.SearchStrategy[list[Step]]:
@@ -35,6 +35,6 @@ def programs() -> st.SearchStrategy[list[Step]]:
         st.sampled_from(_KINDS),
         st.integers(0, 9),
         st.integers(0, 8),
-        st.sampled_from([False, False, False, True]),
+        st.sampled_from([0] * 20 + list(range(1, 16))),
     )
     return st.lists(step, min_size=2, max_size=14)

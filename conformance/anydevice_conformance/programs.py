@@ -16,9 +16,10 @@ from typing import Any, Final
 
 import torch
 
+from anydevice_conformance.covering import covering_situations
 from anydevice_conformance.program_steps import Step
+from anydevice_conformance.situations import Situation, run_in
 from anydevice_conformance.subject import Subject
-from anydevice_conformance.threads import in_thread
 
 __all__ = ["run_program"]
 
@@ -276,10 +277,12 @@ def run_program(subject: Subject, program: list[Step]) -> None:
         AssertionError: a value is not what the order makes it.
     """
     run = _Run(subject)
+    every = [s for s in covering_situations(subject) if s.mode != "inference_mode"] or [Situation()]
     try:
         for step in program:
-            if step.thread:
-                in_thread(lambda step=step: run.step(step))  # type: ignore[misc]
+            if step.situation:
+                situation = every[step.situation % len(every)]
+                run_in(subject, situation, lambda step=step: run.step(step))  # type: ignore[misc]
             else:
                 run.step(step)
         run.finish()

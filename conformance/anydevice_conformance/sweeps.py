@@ -18,7 +18,7 @@ from anydevice_conformance.covering import covering_situations
 from anydevice_conformance.crowds import check_crowds, check_sources_gone
 from anydevice_conformance.data import DTYPES, same_bits, short_name
 from anydevice_conformance.gradients import check_gradients
-from anydevice_conformance.ladders import check_sizes
+from anydevice_conformance.ladders import check_sizes, random_bytes
 from anydevice_conformance.layouts import LAYOUTS, is_dense
 from anydevice_conformance.moves import KINDS, Place, Tagged, dtypes_of, place_name
 from anydevice_conformance.moving import flags_of, read
@@ -55,6 +55,8 @@ SMALL: Final[tuple[Case, ...]] = (
 _LARGEST: Final = ((1 << 20) + 5,)
 _LARGE: Final[tuple[Case, ...]] = (
     ((70_001,), "contiguous", 1),
+    ((2, 3, 160, 170), "channels-last", 0),
+    ((1000, 300), "narrowed", 0),
     ((66_001, 5), "transposed", 0),  # more rows than a grid has blocks
     (_LARGEST, "contiguous", 3),
 )
@@ -62,6 +64,9 @@ _LARGE: Final[tuple[Case, ...]] = (
 _LARGEST_OF: Final = (torch.float32, torch.int8, torch.bfloat16, torch.int64)
 #: What torch has besides: a device that does not claim one may refuse it, and not change it.
 _OTHERS: Final = (torch.uint16, torch.uint32, torch.uint64)
+_SELDOM: Final = (
+    *(torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu, torch.complex32),
+)
 #: So many times the largest case is on a device at once.
 _COPIES: Final = 7
 #: So much more than its elements a result's storage may take, in bytes.
@@ -82,7 +87,8 @@ def sweep(subject: Subject, between: bool) -> None:
         AssertionError: one is wrong; the message says which.
     """
     ways = routes(subject, between=between)
-    for number, dtype in enumerate((*subject.supported(*DTYPES), *_OTHERS)):
+    seldom = subject.supported(*_SELDOM) if subject.quick else _SELDOM
+    for number, dtype in enumerate((*subject.supported(*DTYPES), *_OTHERS, *seldom)):
         for large, cases in ((False, SMALL), (True, _LARGE)):
             if large and dtype.itemsize * _COPIES > min(map(subject.room, subject.indices)) >> 20:
                 continue
@@ -140,7 +146,7 @@ class _Sweep:
         self._storages: dict[tuple[Place, str], torch.Tensor] = {}
 
     def _random_bits(self, count: int) -> torch.Tensor:
-        bits = _bits(self._subject)[: count * self._dtype.itemsize].clone()
+        bits = random_bytes(self._subject, count * self._dtype.itemsize).clone()
         return (bits % 2).bool() if self._dtype is torch.bool else bits.view(self._dtype)
 
     def run(self, ways: list[tuple[Place, Place]]) -> None:
@@ -250,9 +256,13 @@ class _Sweep:
                 raise _RefusedError from error
             raise AssertionError(f"MOV: {words}: {type(error).__name__}: {error}") from error
         assert flags_of(source) == flags, f"MOV-009: the source changed its form: {words}"
-        graded = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+        infers = torch.is_inference_mode_enabled()
+        graded = torch.is_grad_enabled() and not infers
 
         def check() -> None:
+            assert moved.is_inference() == infers or moved is source, (
+                f"MOV-024: is_inference() is not {infers}: {words}"
+            )
             assert moved.device.type == target.type, f"MOV-004: is on {moved.device}: {words}"
             assert there is None or subject.is_on(moved, there), (
                 f"MOV-004: is on {moved.device}: {words}"
@@ -265,17 +275,6 @@ class _Sweep:
         if there is not None and len(words) % 2:  # at once, with no other call of the backend
             check()
         return check
-
-
-def _bits(subject: Subject) -> torch.Tensor:
-    """Random bytes, made once a subject: enough for the largest of 8 bytes, or small ones of 16."""
-    found: torch.Tensor | None = subject.__dict__.get("_sweep_bits")
-    if found is None:
-        generator = torch.Generator().manual_seed(subject.seed + 11)
-        size = 8 * ((1 << 20) + 9)
-        found = torch.randint(0, 256, (size,), generator=generator, dtype=torch.uint8)
-        subject.__dict__["_sweep_bits"] = found
-    return found
 
 
 def _assert_right(

@@ -222,7 +222,7 @@ def test_PIN_005_every_source(subject: Subject) -> None:
         check_pinning(subject, move)
 
     with nothing_kept(subject, "pinning in many situations"):
-        hold(subject, moves(subject, pinning=True), law, examples=200)
+        hold(subject, moves(subject, pinning=True), law, examples=120)
 
 
 def test_PIN_006_results_in_order(subject: Subject, index: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -28,7 +29,7 @@ class ResultsShareARing(Move):
         if non_blocking or not mine or not 1 << 14 < tensor.nbytes < 1 << 20:
             return None
         ring = self._rings.setdefault(tensor.numel(), [])
-        buffer = torch.empty(tensor.numel()) if len(ring) < 4 else ring.pop(0)
+        buffer = torch.empty(tensor.numel(), device="cpu") if len(ring) < 4 else ring.pop(0)
         ring.append(buffer.copy_(self.rightly(tensor, device).view(-1)))
         return buffer.view(tensor.shape)
 
@@ -137,3 +138,50 @@ class SynchronizeForgetsOldStreams(Fault):
         for stream in (self.module.default_stream(index), *self._made.get(index, ())):
             stream.synchronize()
         self.module.current_stream(index).synchronize()
+
+
+@mutant("DEV-012")
+class NumaNodeBindsTheProcess(Fault):
+    """`numa_node` has the process run on one processor from then on."""
+
+    def numa_node(self, index: int) -> int | None:
+        if hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+        return super().numa_node(index)
+
+
+@mutant("DEV-012")
+class SetDeviceResetsItsStream(Fault):
+    """`set_device` makes the device's default stream the current one."""
+
+    def set_device(self, index: int) -> None:
+        super().set_device(index)
+        self.module.set_stream(self.module.default_stream(index))
+
+
+@mutant("MOV-025")
+class ResultsAreInferenceTensors(Move):
+    """What comes from the host is made in inference mode, so that no backward can keep it."""
+
+    def instead(self, tensor: torch.Tensor, device: torch.device, non_blocking: bool) -> MaybeMoved:
+        if not is_from_host(tensor, device) or tensor.requires_grad:
+            return None
+        with torch.inference_mode():
+            return self.rightly(tensor, device, non_blocking)
+
+
+@mutant("MEM-007")
+class PinnedMemoryCounts(Fault):
+    """What is pinned counts as memory in use on the device."""
+
+    def memory_allocated(self, index: int) -> int:
+        return super().memory_allocated(index) + self.module.native().pinned_bytes()
+
+
+@mutant("STR-017")
+class WaitsAreLostWithoutGradients(Fault):
+    """Where gradients are off, a stream does not wait for an event."""
+
+    def wait_event(self, stream: torch.Stream, event: torch.Event) -> None:
+        if torch.is_grad_enabled():
+            super().wait_event(stream, event)
