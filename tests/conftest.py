@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import tempfile
 import warnings
 
+import forking
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
+from launching import warm_python
 
 from anydevice.registry import get_backend
 from anydevice_conformance.simulator import install
@@ -37,6 +41,20 @@ settings.register_profile(
 
 # Tests here take seconds each. They start first, so that no worker ends long after the others.
 _LONG = {"cli", "launch", "vendor"}
+
+
+#: What workers import besides what ranks do, once for all of them.
+_OF_WORKERS = ("transformers.modeling_utils", "transformers.models.llama.modeling_llama")
+
+
+def pytest_configure(config):
+    """Have workers of pytest that are forks of one process, with what they would all import."""
+    if config.getoption("numprocesses", None) and config.option.tx:
+        forking.start()
+        folder = tempfile.mkdtemp()
+        config.add_cleanup(lambda: shutil.rmtree(folder))
+        program = warm_python(folder, _OF_WORKERS)
+        config.option.tx = [f"popen//python={program}"] * len(config.option.tx)
 
 
 def pytest_collection_modifyitems(items):

@@ -1,34 +1,33 @@
-"""The process that ranks and interpreters of tests are forked from; `launching.py` starts it.
+"""Warm processes: what tests start is forked from one that has imported all it needs.
 
-It reads jobs from its standard input and answers each with a line. It has torch imported, and all
-of ours that ranks use, so a fork is ready in milliseconds.
+They are a tree, one for the whole run of pytest, which all its workers use: the first has torch,
+the next one what ranks import, others what a file of tests asks for besides. Each is made when it
+is first wanted, as a fork of the one before, and listens at sockets in a folder: for ranks
+(`launching.py`), for interpreters (`warm.py`, `WarmPython`), and for who wants a process with more
+imports. Each connection is one job in a fork of its own.
 """
 
 from __future__ import annotations
 
-import base64
+import atexit
 import contextlib
 import gc
 import importlib
-import importlib.util
-import io
 import os
 import pickle
+import select
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
-import time
-import traceback
-from pathlib import Path
 
-from launching import free_port
+__all__ = ["RANKS", "ask", "node", "receive", "start"]
 
 #: What ranks import, and starts nothing. Each optimizer imports dynamo.
-_WARM = (
-    "torch",
+RANKS = (
     "torch._dynamo",
     "torch.distributed.checkpoint",
     "torch.distributed.fsdp",
@@ -41,227 +40,207 @@ _WARM = (
     "anydevice_backends.cpu",
     "anydevice_conformance.simulator",
 )
+#: Says to the workers of pytest where the tree of their run is.
+_VARIABLE = "_ANYDEVICE_TEST_FORKS"
 
 
-def _serve():
-    for name in _WARM:
-        importlib.import_module(name)
-    answers = os.dup(1)
-    os.dup2(2, 1)  # what ranks print goes to stderr
-    _answer(sys.stdin.buffer, answers)
+# ---------------------------------------------------------------------- in a test's process
 
 
-def _answer(jobs, answers):
-    """Do each job that comes, until no more come; those with `imports` in a process for these."""
-    gc.collect()
-    gc.freeze()  # a collection in a rank would copy the pages of all that it looks at
-    with contextlib.ExitStack() as stack, os.fdopen(answers, "wb") as file:
-        helpers, path = {}, None
-        for line in jobs:
-            job = pickle.loads(base64.b64decode(line))
-            imports = job.pop("imports", ())
-            if imports:
-                if imports not in helpers:
-                    helpers[imports] = stack.enter_context(_helper(job["path"], imports))
-                answer = helpers[imports](base64.b64encode(pickle.dumps(job)) + b"\n")
-                assert answer, f"{imports} cannot be imported"
-            else:
-                if "listen" in job:
-                    path = path or stack.enter_context(_listening())
-                found = [path] if "listen" in job else _run(job)
-                answer = base64.b64encode(pickle.dumps(found)) + b"\n"
-            file.write(answer)
-            file.flush()
+def start():
+    """Start the tree for this process and those that inherit its environment."""
+    os.environ[_VARIABLE] = _root()
 
 
-@contextlib.contextmanager
-def _helper(path, imports):
-    """A fork of this process that has imported more, and asks it to do a job."""
-    (their_jobs, jobs), (answers, their_answers) = os.pipe(), os.pipe()
-    pid = os.fork()
-    if not pid:
-        try:
-            os.close(jobs)
-            os.close(answers)
-            sys.path[:] = path
-            for name in imports:
+def node(*chain):
+    """The folder of the process that has imported torch, and each of some lists of modules."""
+    folder = os.environ.get(_VARIABLE) or _root()
+    for modules in chain:
+        if modules:
+            with connect(folder, "nodes") as connection:
+                connection.sendall(pickle.dumps(tuple(modules)))
+                connection.shutdown(socket.SHUT_WR)
+                folder = receive(connection).decode()
+    return folder
+
+
+def connect(folder, kind):
+    """A connection to a process of the tree."""
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(f"{folder}/{kind}")
+    return connection
+
+
+def ask(folder, kind, job):
+    """What a job returns that a process of the tree does."""
+    with connect(folder, kind) as connection:
+        connection.sendall(pickle.dumps(job))
+        connection.shutdown(socket.SHUT_WR)
+        answer = receive(connection)
+    assert answer, f"the process that forks {kind} has died"
+    return pickle.loads(answer)
+
+
+_found = None
+_finding = threading.Lock()
+
+
+def _root():
+    global _found
+    with _finding:  # two launches at once start one
+        if _found is None or _found.owner != os.getpid() or _found.process.poll() is not None:
+            _found = _Root()
+        return _found.folder
+
+
+class _Root:
+    def __init__(self):
+        self.owner = os.getpid()
+        self.folder = tempfile.mkdtemp()
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        environment["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"  # that is for the forks to do
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, self.folder],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+        )
+        self.process.stdout.readline()  # it listens
+        atexit.register(self.close)
+
+    def close(self):
+        if self.owner == os.getpid():
+            self.process.stdin.close()
+            self.process.stdout.close()
+            self.process.wait()
+            shutil.rmtree(self.folder)
+
+
+def receive(connection):
+    """All that comes, until the other side says no more."""
+    parts = []
+    while part := connection.recv(1 << 20):
+        parts.append(part)
+    return b"".join(parts)
+
+
+# ---------------------------------------------------------------------- in those that fork
+
+
+class _Node:
+    """A process that has imported some modules, once somebody asks it for something."""
+
+    def __init__(self, folder, modules):
+        self.folder = folder
+        self.modules = modules
+        self.children = {}
+        self.listeners = {kind: socket.socket(socket.AF_UNIX) for kind in self.kinds()}
+        for kind, listener in self.listeners.items():
+            listener.bind(f"{folder}/{kind}")
+            listener.listen(64)
+
+    def kinds(self):
+        """What does a job of each kind, in a fork that it never leaves."""
+        import forked_programs
+        import forked_ranks
+
+        return {
+            "nodes": None,
+            "ranks": forked_ranks.work,
+            "programs": forked_programs.module,
+            "python": forked_programs.python,
+        }
+
+    def serve(self):
+        """Do what is asked, until standard input ends."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: who started it ends it
+        if not self._wait():
+            return
+        with _quiet():
+            for name in self.modules:
                 importlib.import_module(name)
-            with os.fdopen(their_jobs, "rb") as lines:
-                _answer(lines, their_answers)
-        except BaseException:  # noqa: BLE001 - a fork must not go on where its parent does
-            traceback.print_exc()
-        finally:
-            os._exit(0)
-    os.close(their_jobs)
-    os.close(their_answers)
+        gc.collect()
+        gc.freeze()  # a collection in a fork would copy the pages of all that it looks at
+        signal.signal(signal.SIGCHLD, _reap)
+        while ready := self._wait():
+            for kind in ready:
+                self._accept(kind)
 
-    with os.fdopen(jobs, "wb") as asked, os.fdopen(answers, "rb") as answered:
+    def _wait(self):
+        """The kinds that somebody has connected to; none at the end of standard input."""
+        sources = [sys.stdin, *self.listeners.values()]
+        ready = select.select(sources, [], [])[0]
+        if sys.stdin in ready:
+            return []
+        return [kind for kind, listener in self.listeners.items() if listener in ready]
 
-        def ask(line):
-            asked.write(line)
-            asked.flush()
-            return answered.readline()
+    def _accept(self, kind):
+        connection = self.listeners[kind].accept()[0]
+        if kind == "nodes":
+            self._child(connection)
+        elif os.fork() == 0:
+            for listener in self.listeners.values():
+                listener.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            self.kinds()[kind](connection)
+        connection.close()
 
-        yield ask
-    os.waitpid(pid, 0)
+    def _child(self, connection):
+        modules = pickle.loads(receive(connection))
+        if modules not in self.children:
+            folder = f"{self.folder}/{len(self.children)}"
+            os.mkdir(folder)
+            self.children[modules] = _Node(folder, modules)
+            if os.fork() == 0:
+                connection.close()
+                for listener in self.listeners.values():
+                    listener.close()
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                try:
+                    self.children[modules].serve()
+                finally:
+                    os._exit(0)
+            for listener in self.children[modules].listeners.values():
+                listener.close()
+        connection.sendall(self.children[modules].folder.encode())
 
 
 @contextlib.contextmanager
-def _listening():
-    """A fork of this process that forks for whoever connects to a socket, whose path this gives."""
-    from anydevice_conformance import warm_server
-
-    folder = tempfile.mkdtemp()  # a TemporaryDirectory ends where a fork ends
-    path = f"{folder}/socket"
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(path)
-        listener.listen(16)
-        reader, writer = os.pipe()
-        pid = os.fork()
-        if not pid:
-            try:
-                os.close(writer)
-                os.dup2(reader, 0)
-                sys.stdin = os.fdopen(0)
-                warm_server.serve(listener)
-            finally:
-                os._exit(0)
-        os.close(reader)
-        yield path
-        os.close(writer)
-        os.waitpid(pid, 0)
-    shutil.rmtree(folder)
-
-
-def _run(job):
-    port = free_port()
-    ranks = [_fork(job, rank, port) for rank in range(job["size"])]
-    deadline = time.monotonic() + job["timeout"]
-    threads = [threading.Thread(target=rank.wait, args=(deadline,)) for rank in ranks]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return [rank.answer() for rank in ranks]
-
-
-class _Rank:
-    def __init__(self, pid, answers, words):
-        self.pid, self.answers, self.words = pid, answers, words
-        self.hung = False
-        self.data = b""
-
-    def wait(self, deadline):
-        timer = threading.Timer(max(deadline - time.monotonic(), 0.1), self._kill)
-        timer.start()
-        with os.fdopen(self.answers, "rb") as file:
-            self.data = file.read()
-        _, self.status = os.waitpid(self.pid, 0)
-        timer.cancel()
-
-    def _kill(self):
-        self.hung = True
-        os.kill(self.pid, signal.SIGKILL)
-
-    def answer(self):
-        self.words.seek(0)
-        said = self.words.read()[-6000:]
-        self.words.close()
-        try:
-            kind, value, text = pickle.loads(self.data)
-        except Exception:  # noqa: BLE001 - it died before it could answer
-            why = "hung, and was killed" if self.hung else f"ended with status {self.status}"
-            return ("failed", b"", f"{why}\n{said}")
-        return (kind, value, f"{text}\n{said}" if kind != "result" else "")
-
-
-def _fork(job, rank, port):
-    reader, writer = os.pipe()
-    words = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - closed by `answer`
-    pid = os.fork()
-    if pid:
-        os.close(writer)
-        return _Rank(pid, reader, words)
-    os.close(reader)
-    try:
-        os.dup2(words.fileno(), 1)
+def _quiet():
+    """Keep what packages say of themselves as they are imported, unless that fails."""
+    stderr = os.dup(2)
+    with tempfile.TemporaryFile() as words:
         os.dup2(words.fileno(), 2)
-        answer = _call(job, rank, port)
-        with os.fdopen(writer, "wb") as file:
-            file.write(pickle.dumps(answer))
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
-
-
-def _call(job, rank, port):
-    """The body of a rank."""
-    size = job["size"]
-    os.environ.update(
-        RANK=str(rank),
-        WORLD_SIZE=str(size),
-        LOCAL_RANK=str(rank),
-        LOCAL_WORLD_SIZE=str(size),
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
-        TORCH_CPP_LOG_LEVEL="ERROR",
-    )
-    os.environ.pop("ANYDEVICE_SIMULATOR", None)
-    if job["device_type"] == "sim":
-        os.environ["ANYDEVICE_SIMULATOR"] = f"devices={max(size, 2)},memory=256MiB"
-    for name, value in job["environment"].items():
-        os.environ.pop(name, None)
-        if value is not None:
-            os.environ[name] = value.format(rank=rank, size=size, port=port)
-    sys.path[:] = job["path"]
-    try:
-        import torch
-
-        torch.set_num_threads(1)
-        if job["device_type"] != "cpu":
-            from anydevice.registry import get_backend
-
-            assert get_backend(job["device_type"]).device_count() >= size
-        result = _function(job)(rank, size, *job["args"])
-        buffer = io.BytesIO()
-        torch.save(result, buffer)  # which brings over tensors of every dtype
-        answer = ("result", buffer.getvalue(), "")
-    except BaseException as error:  # noqa: BLE001 - brought to the test
-        buffer = io.StringIO()
-        traceback.print_exc(file=buffer)
         try:
-            value = pickle.dumps(error.with_traceback(None))
-        except Exception:  # noqa: BLE001 - see `_load`
-            value = b""
-        answer = ("failed", value, buffer.getvalue())
-    _leave()
-    return answer
+            yield
+        except BaseException:
+            words.seek(0)
+            os.write(stderr, words.read())
+            raise
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
 
 
-def _leave():
-    from anydevice.processes import PartialState
-
-    with contextlib.suppress(Exception):
-        if PartialState._shared_state:
-            PartialState().destroy_process_group()
-        elif __import__("torch").distributed.is_initialized():
-            __import__("torch").distributed.destroy_process_group()
+def _reap(*_):
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
 
 
-def _function(job):
-    path = Path(job["file"])
-    sys.path.insert(0, str(path.parent))
-    # By the name that the test knows it by, so that what its classes make can be brought back.
-    spec = importlib.util.spec_from_file_location(job["module"], path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    found = module
-    for part in job["function"].split("."):
-        found = getattr(found, part)
-    return found
+def _main():
+    root = _Node(sys.argv[1], ())
+    print("listening", flush=True)
+    os.dup2(2, 1)  # what forks print goes to stderr
+    import torch
+
+    del os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"]
+    torch.set_num_threads(1)
+    torch.ones(1).sum()  # what torch sets up late is set up once
+    root.serve()
 
 
 if __name__ == "__main__":
-    _serve()
+    _main()

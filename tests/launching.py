@@ -14,9 +14,6 @@ faster. Tests find this file since `tests/conftest.py` puts the folder on the pa
 
 from __future__ import annotations
 
-import atexit
-import base64
-import contextlib
 import fcntl
 import io
 import json
@@ -26,12 +23,12 @@ import random
 import select
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
-import threading
 from pathlib import Path
 from types import SimpleNamespace
+
+import forking
 
 __all__ = ["Failed", "fork_launches", "free_port", "run_ranks", "warm_python"]
 
@@ -77,10 +74,10 @@ def run_ranks(
         "args": args,
         "timeout": timeout,
         "environment": environment or {},
-        "imports": tuple(imports),
         "path": sys.path,
     }
-    results = _server().ask(job)
+    answers = forking.ask(forking.node(forking.RANKS, imports), "ranks", job)
+    results = [_load(answer) for answer in answers]
     failed = {rank: r for rank, r in enumerate(results) if isinstance(r, Failed)}
     if check and failed:
         raise AssertionError("\n".join(f"rank {rank}: {r!r}" for rank, r in failed.items()))
@@ -95,7 +92,7 @@ class WarmPython:
     def __init__(self, command, env, start_new_session=False):
         python, option, module, *arguments = command
         assert (python, option) == (sys.executable, "-m"), command
-        self._socket, self.pid = _start_warm(_warm_socket(), module, arguments, env)
+        self._socket, self.pid = _start_warm(_programs(), module, arguments, env)
 
     def poll(self):
         if self.returncode is None and select.select([self._socket], [], [], 0)[0]:
@@ -128,7 +125,7 @@ def warm_python(folder, imports=()):
         imports: as of `run_ranks`.
     """
     program = Path(folder) / "warm-python"
-    text = _PROGRAM.format(here=__file__, path=_warm_socket(imports))
+    text = _PROGRAM.format(here=__file__, path=_programs(imports))
     program.write_text(f"#!{sys.executable} -I\n{text}")
     program.chmod(0o755)
     return str(program)
@@ -163,51 +160,19 @@ _ports = []
 # ---------------------------------------------------------------------- in the test's process
 
 
-class _Server:
-    def __init__(self):
-        self._lock = threading.Lock()
-        self._process = subprocess.Popen(
-            [sys.executable, Path(__file__).with_name("forking.py")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        self._owner = os.getpid()
-        atexit.register(self.close)
-
-    @property
-    def is_usable(self):
-        return self._owner == os.getpid() and self._process.poll() is None
-
-    def ask(self, job):
-        with self._lock:
-            self._process.stdin.write(base64.b64encode(pickle.dumps(job)) + b"\n")
-            self._process.stdin.flush()
-            line = self._process.stdout.readline()
-        if not line:
-            raise AssertionError("the process that forks ranks has died")
-        found = pickle.loads(base64.b64decode(line))
-        return found if "listen" in job else [_load(answer) for answer in found]
-
-    def close(self):
-        if self._owner == os.getpid():
-            self._process.stdin.close()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(10)
-            self._process.kill()
-            self._process.wait()
-            self._process.stdout.close()
-
-
 #: What `warm_python` writes.
 _PROGRAM = """
 import os, runpy, signal, sys
 
+sys.path.insert(0, os.path.dirname({here!r}))
 launching = runpy.run_path({here!r})
 unbuffered, *words = sys.argv[1:]
 assert unbuffered == "-u", sys.argv
-# The worker of `anydevice launch` runs a script as Python does.
-module, *arguments = words[1:] if words[0] == "-m" else ["anydevice.launch.worker", *words]
+if words[0] == "-m":
+    del words[0]
+elif words[0] != "-c":
+    words.insert(0, "anydevice.launch.worker")  # it runs a script as Python does
+module, *arguments = words
 socket, pid = launching["_start_warm"]({path!r}, module, arguments, os.environ)
 for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, lambda number, frame: os.kill(pid, number))
@@ -250,21 +215,9 @@ def _line(connection):
     return line
 
 
-def _warm_socket(imports=()):
+def _programs(imports=()):
     """Where the process listens that forks interpreters."""
-    return _server().ask({"listen": True, "imports": tuple(imports), "path": sys.path})[0]
-
-
-_found = None
-_finding = threading.Lock()
-
-
-def _server():
-    global _found
-    with _finding:  # two launches at once start one
-        if _found is None or not _found.is_usable:
-            _found = _Server()
-        return _found
+    return f"{forking.node(forking.RANKS, imports)}/programs"
 
 
 def _load(answer):

@@ -18,13 +18,13 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NoReturn
 
-__all__ = ["main", "serve"]
+__all__ = ["PRELOADED", "keep", "main", "serve"]
 
 #: What the suite's processes import, and touches no device. Each optimizer imports dynamo.
-_PRELOADED: Final = (
+PRELOADED: Final = (
     "torch._dynamo",
     "pytest",
     "hypothesis",
@@ -41,7 +41,7 @@ def main() -> None:
     listener.bind(sys.argv[1])
     listener.listen(16)
     print("listening", flush=True)
-    for name in _PRELOADED:
+    for name in PRELOADED:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     serve(listener)
@@ -55,7 +55,8 @@ def serve(listener: socket.socket) -> None:
         connection = listener.accept()[0]
         if os.fork() == 0:
             listener.close()
-            _keep(connection)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            keep(connection)
         connection.close()
 
 
@@ -65,16 +66,24 @@ def _reap(*_: object) -> None:
             pass
 
 
-def _keep(connection: socket.socket) -> NoReturn:
-    """Fork once more, for the job, and say how that ends."""
+def _run(job: Mapping[str, Any]) -> None:
+    runpy.run_module(job["module"], run_name="__main__", alter_sys=True)
+
+
+def keep(connection: socket.socket, run: Callable[[Mapping[str, Any]], object] = _run) -> NoReturn:
+    """Fork once more, for the job, and say how that ends.
+
+    Args:
+        connection: to who wants it.
+        run: what the job does, given it; as ``python -m`` does.
+    """
     try:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         descriptors = socket.recv_fds(connection, 1, 3)[1]
         job = json.loads(connection.makefile().readline())
         child = os.fork()
         if child == 0:
             connection.close()
-            _become(job, descriptors)
+            _become(job, descriptors, run)
         for descriptor in (*descriptors, 0, 1, 2):
             os.close(descriptor)
         connection.sendall(f"{child}\n".encode())
@@ -91,7 +100,11 @@ def _end_with(connection: socket.socket, child: int) -> None:
     os.kill(child, signal.SIGKILL)
 
 
-def _become(job: dict[str, Any], descriptors: list[int]) -> NoReturn:
+def _become(
+    job: Mapping[str, Any],
+    descriptors: list[int],
+    run: Callable[[Mapping[str, Any]], object],
+) -> NoReturn:
     """Be the new program."""
     code = 1
     try:
@@ -107,7 +120,7 @@ def _become(job: dict[str, Any], descriptors: list[int]) -> NoReturn:
         sys.path[: 1 + len(_paths(own))] = [job["folder"], *_paths(os.environ)]
         sys.argv = [job["module"], *job["arguments"]]
         _load_plugins_of_torch()
-        runpy.run_module(job["module"], run_name="__main__", alter_sys=True)
+        run(job)
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)

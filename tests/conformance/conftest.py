@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import os
-
+import forking
 import pytest
 
-from anydevice_conformance import warm
+from anydevice_conformance import warm_server
 
 
 @pytest.fixture(scope="session")
 def _warm_variables():
-    """One warm process for this session; what says to others that it is there."""
-    before = dict(os.environ)
-    with warm.process():
-        found = dict(os.environ.items() - before.items())
-        for name in found:
-            del os.environ[name]
-        yield found
+    """What says to others that this run of pytest has a warm process."""
+    folder = forking.node(forking.RANKS, warm_server.PRELOADED)
+    return {"_ANYDEVICE_WARM_PROCESS": f"{folder}/programs"}
 
 
 @pytest.fixture(scope="module")
