@@ -26,7 +26,7 @@ import threading
 
 __all__ = ["RANKS", "ask", "node", "receive", "start"]
 
-#: What ranks import, and starts nothing. Each optimizer imports dynamo.
+#: What ranks import, and starts nothing (each optimizer imports dynamo); `a:b` is called, too.
 RANKS = (
     "torch._dynamo",
     "torch.distributed.checkpoint",
@@ -37,7 +37,13 @@ RANKS = (
     "psutil",
     "anydevice.distributed",
     "anydevice.training",
+    "anydevice.engines:list_engines",  # reads once what packages offer
     "anydevice_backends.cpu",
+    "anydevice_backends.cuda",
+    "anydevice_backends.mlu",
+    "anydevice_backends.mps",
+    "anydevice_backends.npu",
+    "anydevice_backends.xpu",
     "anydevice_conformance.simulator",
 )
 #: Says to the workers of pytest where the tree of their run is.
@@ -158,7 +164,10 @@ class _Node:
             return
         with _quiet():
             for name in self.modules:
-                importlib.import_module(name)
+                module, _, function = name.partition(":")
+                found = importlib.import_module(module)
+                if function:
+                    getattr(found, function)()
         gc.collect()
         gc.freeze()  # a collection in a fork would copy the pages of all that it looks at
         signal.signal(signal.SIGCHLD, _reap)

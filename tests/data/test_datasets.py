@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-import datasets
 import pytest
-from datasets.distributed import split_dataset_by_node
 from torch.utils.data import DataLoader
 
 from anydevice.data import DataLoaderConfiguration, prepare_data_loader, skip_first_batches
@@ -18,6 +16,8 @@ ROWS = 10
 
 
 def rows():
+    import datasets
+
     return datasets.Dataset.from_dict({"x": list(range(ROWS))}).with_format("torch")
 
 
@@ -48,6 +48,8 @@ def test_each_sample_is_of_one_process(source, count):
 
 
 def test_a_stream_that_is_divided_already_is_left_so():
+    from datasets.distributed import split_dataset_by_node
+
     for rank in range(2):
         mine = split_dataset_by_node(stream(), rank=rank, world_size=2)
         loader = prepare_data_loader(

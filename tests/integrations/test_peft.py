@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 
-import peft
 import pytest
 import torch
 import zoo
@@ -19,12 +18,16 @@ pytestmark = [
 
 
 def lora(**options):
+    import peft
+
     settings = {"r": 4, "target_modules": ["q_proj", "v_proj"], "init_lora_weights": False}
     return peft.LoraConfig(**settings | options)
 
 
 def add(model, seed, name="default"):
     """Add an adapter with random weights that do not depend on the devices."""
+    import peft
+
     if isinstance(model, peft.PeftModel):
         model.add_adapter(name, lora())
     else:
@@ -82,6 +85,8 @@ def test_several_adapters_merged_and_unmerged(adapted, saved, sim, enabled, tmp_
 
 @pytest.mark.parametrize("options", [{}, {"max_memory": {0: "80KiB", "cpu": "1GiB"}}])
 def test_peft_model_from_pretrained(options, adapted, saved, sim, enabled, tmp_path):
+    import peft
+
     plain, first, second = adapted
     base = saved("llama").spread(tmp_path / "offload")
     before = dict(base.hf_device_map)
@@ -132,6 +137,8 @@ def test_training_an_adapter_on_an_offloaded_base(where, saved, sim, enabled, tm
 
 
 def test_a_model_on_one_device_is_left_to_peft(adapted, saved, sim, enabled):
+    import peft
+
     plain, first, _ = adapted
     plain.set_adapter("default")
     model = peft.PeftModel.from_pretrained(saved("llama").load("cpu"), first)

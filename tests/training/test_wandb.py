@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-import wandb
 
 from anydevice import Accelerator
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:wandb")
 def test_an_offline_run_holds_what_was_logged(tmp_path, monkeypatch):
+    import wandb
+
     monkeypatch.setenv("WANDB_SILENT", "true")
     accelerator = Accelerator(cpu=True, log_with="wandb")
     accelerator.init_trackers(

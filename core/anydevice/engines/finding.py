@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
 from typing import Final
 
 from anydevice.engines.base import Engine
 from anydevice.errors import OptionError
+from anydevice.installed import entry_points
 
 __all__ = ["ENGINE_GROUP", "find_engine", "list_engines"]
 
@@ -22,7 +22,7 @@ def list_engines() -> list[str]:
         >>> {"single", "ddp", "fsdp2", "tp"} <= set(list_engines())
         True
     """
-    return sorted(entry_points(group=ENGINE_GROUP).names)
+    return sorted({point.name for point in entry_points(ENGINE_GROUP)})
 
 
 def find_engine(name: str) -> type[Engine]:
@@ -36,7 +36,7 @@ def find_engine(name: str) -> type[Engine]:
         >>> find_engine("ddp").__name__
         'DDPEngine'
     """
-    found = list(entry_points(group=ENGINE_GROUP, name=name))
+    found = entry_points(ENGINE_GROUP, name)
     if not found:
         raise OptionError(f"no engine {name!r} is installed; there are {', '.join(list_engines())}")
     if len({entry.value for entry in found}) > 1:

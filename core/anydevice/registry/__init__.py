@@ -25,6 +25,7 @@ import torch
 
 from anydevice.backend import DeviceBackend, MemoryInfo, torchs_accelerator
 from anydevice.errors import BackendError, DuplicateBackendError, UnknownDeviceError
+from anydevice.installed import forget
 from anydevice.registry.discovery import discover
 from anydevice.registry.records import BackendRecord
 from anydevice.registry.selection import HOST, Selection, unknown_variables
@@ -128,6 +129,7 @@ def _counted() -> list[tuple[BackendRecord, int]]:
 def refresh() -> None:
     """Forget what was found, so that the next call finds what was installed since."""
     importlib.invalidate_caches()
+    forget()
     _registry.reset()
 
 

@@ -14,6 +14,7 @@ import pluggy
 from anydevice.backend import ENTRY_POINT_GROUP, Capabilities, DeviceBackend
 from anydevice.backend_check import version_fault
 from anydevice.errors import BackendError
+from anydevice.installed import entry_points
 from anydevice.registry.records import BackendRecord
 from anydevice.registry.selection import ENVIRONMENT_VARIABLE, Selection, normal
 
@@ -37,7 +38,7 @@ def discover(selection: Selection) -> list[BackendRecord]:
     """Import every plugin that ``selection`` allows. Never raises for a plugin's fault."""
     records: list[BackendRecord] = []
     describe = functools.cache(_name_and_version)
-    for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
+    for point in entry_points(ENTRY_POINT_GROUP):
         name, version = describe(point.dist)
         records += _load(BackendRecord(point.name, name, version, point.name), point, selection)
     _mark_duplicates(records, selection)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from importlib.metadata import entry_points
 from typing import Any, ClassVar, Final
 
 from anydevice.errors import OptionError
+from anydevice.installed import entry_points
 
 __all__ = [
     "TRACKER_GROUP",
@@ -97,7 +97,7 @@ def list_trackers() -> list[str]:
         >>> {"jsonl", "tensorboard", "wandb"} <= set(list_trackers())
         True
     """
-    return sorted(entry_points(group=TRACKER_GROUP).names)
+    return sorted({point.name for point in entry_points(TRACKER_GROUP)})
 
 
 def find_tracker(name: str) -> type[GeneralTracker]:
@@ -106,7 +106,7 @@ def find_tracker(name: str) -> type[GeneralTracker]:
     Raises:
         OptionError: no tracker has this name, or it is not a tracker.
     """
-    found = list(entry_points(group=TRACKER_GROUP, name=name))
+    found = entry_points(TRACKER_GROUP, name)
     if not found:
         raise OptionError(
             f"log_with: no tracker {name!r} is installed; there are "
