@@ -61,15 +61,21 @@ def _gather_at_last(tensor: torch.Tensor, rank: int, world: int, waited: bool) -
 
 
 def _scatter_from_last(tensor: torch.Tensor, rank: int, world: int, waited: bool) -> Any:
-    pieces = [tensor.roll(r) for r in range(world)] if rank == world - 1 else None
+    pieces = [_moved_on(tensor, r) for r in range(world)] if rank == world - 1 else None
     part = torch.zeros_like(tensor)
     return dist.scatter(part, pieces, src=world - 1, async_op=waited), part
+
+
+def _moved_on(tensor: torch.Tensor, places: int) -> torch.Tensor:
+    """As `torch.roll`, which devices need not have."""
+    start = tensor.numel() - places % max(1, tensor.numel())
+    return torch.cat([tensor[start:], tensor[:start]])
 
 
 def _exchange(tensor: torch.Tensor, rank: int, world: int, waited: bool) -> Any:
     """Each rank sends its tensor, moved on by the receiver's number, to each."""
     whole = torch.zeros(tensor.numel() * world, dtype=tensor.dtype, device=tensor.device)
-    sent = torch.cat([tensor.roll(r) for r in range(world)])
+    sent = torch.cat([_moved_on(tensor, r) for r in range(world)])
     return dist.all_to_all_single(whole, sent, async_op=waited), whole
 
 

@@ -13,6 +13,7 @@ import torch
 
 from anydevice_conformance.data import same_bits, short_name
 from anydevice_conformance.rank_kinds import KINDS
+from anydevice_conformance.rank_values import difference, is_refusal, values
 
 __all__ = ["Collective", "collectives", "try_all"]
 
@@ -139,24 +140,13 @@ def try_all(
         try:
             wrong = _try(backend, device, stream, rank, world, collective)
         except Exception as error:  # noqa: BLE001 - reported
-            if not KINDS[collective.kind].needed and _is_refusal(error):
+            if not KINDS[collective.kind].needed and is_refusal(error):
                 continue
             failed[paragraph] = (0, f"{type(error).__name__}: {error!s:.300}\n{_shown(collective)}")
             break
         if wrong and failed.get(paragraph, (collective.count + 1, ""))[0] > collective.count:
             failed[paragraph] = (collective.count, f"{wrong}\n{_shown(collective)}")
     return {paragraph: text for paragraph, (_, text) in failed.items()}
-
-
-#: Words by which a device says that it does not have a collective, or does not take a layout.
-_REFUSED: Final = ("not support", "not implement", "unsupport", "contiguous", "dense")
-
-
-def _is_refusal(error: Exception) -> bool:
-    """Whether a device says that it does not have the collective, which all ranks are told."""
-    if isinstance(error, NotImplementedError):
-        return True
-    return any(word in str(error).lower() for word in _REFUSED)
 
 
 def _shown(collective: Collective) -> str:
@@ -168,7 +158,18 @@ def _try(
 ) -> str:
     kind = KINDS[collective.kind]
     rounds = 2 if collective.twice else 1
-    inputs = [[_values(collective, r, n) for r in range(world)] for n in range(rounds)]
+    inputs = [
+        [
+            values(
+                collective.dtype,
+                collective.count,
+                KINDS[collective.kind].summed,
+                collective.seed + 7 * r + n,
+            )
+            for r in range(world)
+        ]
+        for n in range(rounds)
+    ]
     if collective.slow == rank:
         time.sleep(0.01 if collective.seed % 4 else 0.1)
     on_side = collective.side_stream and stream is not None
@@ -189,39 +190,7 @@ def _try(
     for number, one in enumerate(found):
         wanted = kind.expected(inputs[number], rank)
         if not same_bits(one, wanted):
-            return f"rank {rank} has {_difference(one, wanted)}"
+            return f"rank {rank} has {difference(one, wanted)}"
     if around.any():
         return f"rank {rank}: memory next to the tensor was written to"
     return ""
-
-
-def _values(collective: Collective, rank: int, number: int) -> torch.Tensor:
-    """Values whose sums are exact; where they are only carried, random bits."""
-    generator = torch.Generator().manual_seed(collective.seed + 7 * rank + number)
-    dtype, count = collective.dtype, collective.count
-    if dtype is torch.bool:
-        return torch.rand(count, generator=generator) > 0.5
-    if not KINDS[collective.kind].summed:
-        bits = torch.randint(
-            0, 256, (count * dtype.itemsize,), generator=generator, dtype=torch.uint8
-        )
-        return bits.view(dtype)
-    high = {
-        torch.int64: 1 << 61,
-        torch.int32: 1 << 29,
-        torch.float32: 1 << 22,
-        torch.float64: 1 << 50,
-    }.get(dtype, 100)
-    return torch.randint(-high, high, (count,), generator=generator).to(dtype)
-
-
-def _difference(found: torch.Tensor, wanted: torch.Tensor) -> str:
-    if found.shape != wanted.shape or found.dtype != wanted.dtype:
-        return f"{found.dtype} {tuple(found.shape)} for {wanted.dtype} {tuple(wanted.shape)}"
-    bits = [t.contiguous().view(torch.uint8).view(t.numel(), -1) for t in (found, wanted)]
-    places = (bits[0] != bits[1]).any(1).nonzero().flatten().tolist()
-    first = places[0]
-    return (
-        f"{len(places)} wrong of {wanted.numel()}; at {first} {found[first].item()} "
-        f"for {wanted[first].item()}"
-    )

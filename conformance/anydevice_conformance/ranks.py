@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import random
 import time
 import traceback
 from collections.abc import Callable
@@ -12,11 +11,11 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from anydevice_conformance import rank_laws, rank_training
+from anydevice_conformance import rank_laws, rank_training, rank_turns, rank_waits
+from anydevice_conformance.rank_kind import named
 
 __all__ = ["PARTS", "STEPS", "miss", "run_rank"]
 
-_BARRIERS: Final = 12
 _LIMIT: Final = datetime.timedelta(seconds=60)
 #: Seconds after which a rank takes no further step, once one has failed: each may wait for so long
 #: as a group waits, and the parent does not wait for all of them.
@@ -59,6 +58,8 @@ def run_rank(
     examples: int = 0,
     seed: int = 0,
     room: int = 0,
+    turns: int = 0,
+    infers: bool = True,
 ) -> dict[str, Any]:
     """Join the group and take each step; an exception of a step is part of the answer.
 
@@ -72,6 +73,8 @@ def run_rank(
         examples: how many generated collectives to do after them.
         seed: of these.
         room: bytes that a rank has for them on its device.
+        turns: how many turns of generated programs to take after these.
+        infers: whether the device works in inference mode.
     """
     from anydevice import registry
     from anydevice.processes import collective_backends
@@ -97,9 +100,17 @@ def run_rank(
             found[name] = _words(error)
             failed = failed or f"{name}: {found[name]}"
     if failed and time.monotonic() - begin > _PATIENCE:
-        return {**found, "laws": {"COL-012": f"not tried, after {failed}"}}
+        why = f"not tried, after {failed}"
+        return {**found, "laws": {"COL-012": why}, "programs": {"COL-013": why}}
     if examples:
         found["laws"] = rank_laws.try_all(backend, device, rank, world, examples, seed, room)
+    if turns:
+        well = _all_well(store, rank, world, not found.get("laws"))
+        found["programs"] = (
+            rank_turns.try_programs(backend, device, rank, world, turns, seed, infers)
+            if well
+            else {"COL-013": "not tried, after another check of collectives failed"}
+        )
     dist.destroy_process_group()
     return found
 
@@ -118,6 +129,13 @@ def _join(
     dist.init_process_group(
         name, init_method=f"file://{store}", rank=rank, world_size=world, timeout=limit
     )
+
+
+def _all_well(store: str, rank: int, world: int, well: bool) -> bool:
+    """Whether each rank is well; told without a collective, in which one could be missing."""
+    told = named("FileStore")(f"{store}-well", world)
+    told.set(str(rank), str(well))
+    return all(told.get(str(other)) == b"True" for other in range(world))
 
 
 def _words(error: BaseException) -> str:
@@ -156,19 +174,6 @@ def _all_gather(backend: Any, device: torch.device, rank: int, world: int) -> An
     return [piece.cpu().tolist() for piece in pieces]
 
 
-def _barrier(backend: Any, device: torch.device, rank: int, world: int) -> Any:
-    # On one machine the monotonic clock is one for all processes.
-    dice, times = random.Random(rank), []
-    groups = [None, dist.new_group(range(world))]
-    for turn in range(_BARRIERS):
-        if rank == turn % world:
-            time.sleep(dice.choice((0.0, 0.01, 0.05)))
-        entered = time.monotonic()
-        dist.barrier(groups[turn // world % 2])
-        times.append([entered, time.monotonic()])
-    return times
-
-
 def _handles(backend: Any, device: torch.device, rank: int, world: int) -> Any:
     """Several at once, waited for in another order on each rank."""
     tensors = [torch.full((5,), float(10**n * (rank + 1)), device=device) for n in range(4)]
@@ -197,7 +202,7 @@ def _ordered(backend: Any, device: torch.device, rank: int, world: int) -> Any:
 def _reduce_scatter(backend: Any, device: torch.device, rank: int, world: int) -> Any:
     mine = torch.arange(3.0 * world, device=device) + rank
     part = torch.zeros(3, device=device)
-    _named("reduce_scatter_single", "reduce_scatter_tensor")(part, mine)
+    named("reduce_scatter_single", "reduce_scatter_tensor")(part, mine)
     return part.cpu().tolist()
 
 
@@ -207,7 +212,7 @@ def _gather_into(backend: Any, device: torch.device, rank: int, world: int) -> A
         if backend.supports_dtype(dtype):
             mine = (torch.arange(3) == rank).to(dtype).to(device)
             whole = torch.zeros(3 * world, dtype=dtype, device=device)
-            _named("all_gather_single", "all_gather_into_tensor")(whole, mine)
+            named("all_gather_single", "all_gather_into_tensor")(whole, mine)
             found[str(dtype)] = whole.cpu().float().tolist()
     return found
 
@@ -232,20 +237,16 @@ def _host(backend: Any, device: torch.device, rank: int, world: int) -> Any:
     return [tensor.tolist(), objects, [*told[:2], len(str(told[2]))]]
 
 
-def _named(*names: str) -> Any:
-    """The first function that torch.distributed has: newer versions have newer names."""
-    return next(getattr(dist, name) for name in names if hasattr(dist, name))
-
-
 #: Name to step: called with the backend, the device, the rank and the number of ranks.
 STEPS: Final[dict[str, Callable[[Any, torch.device, int, int], Any]]] = {
     "start": _start,
     "all_reduce": _all_reduce,
     "broadcast": _broadcast,
     "all_gather": _all_gather,
-    "barrier": _barrier,
+    "barrier": rank_waits.barrier,
     "ordered": _ordered,
     "handles": _handles,
+    "completed": rank_waits.completed,
     "reduce_scatter": _reduce_scatter,
     "gather_into": _gather_into,
     "send": _send,

@@ -21,6 +21,8 @@ pytestmark = needs("collectives")
 _WORLD = 2
 #: So many generated collectives: quickly, each kind is tried with many elements and with few.
 _EXAMPLES = 14 * len(KINDS)
+#: So many turns of generated programs, each of one to four collectives.
+_TURNS = 210
 #: How many seconds rank 0 has: to start, for the group's timeout of 6, and half a minute.
 _MISSED = 60
 
@@ -77,13 +79,18 @@ def test_COL_005_barrier(subject: Subject) -> None:
     """No process leaves a barrier before all have entered, again and again.
 
     Found: a process left early.
-    Fix: wait for all ranks, and for the device.
+    Fix: wait for all ranks, and for the device; of a barrier with ``async_op``, in ``wait``.
     """
-    for number, times in enumerate(zip(*rank_step(subject, "barrier"), strict=True), 1):
+    _assert_after_the_last(subject, "barrier", "left barrier")
+
+
+def _assert_after_the_last(subject: Subject, step: str, what: str) -> None:
+    """No rank ends what it does for the nth time before all have begun it."""
+    for number, times in enumerate(zip(*rank_step(subject, step), strict=True), 1):
         last = max(entered for entered, _ in times)
         for rank, (_, left) in enumerate(times):
             assert left >= last, (
-                f"rank {rank} left barrier {number} {last - left:.3f} s before the last one entered"
+                f"rank {rank} {what} {number} {last - left:.3f} s before the last one entered"
             )
 
 
@@ -208,6 +215,38 @@ def test_COL_012_every_collective(subject: Subject, paragraph: str) -> None:
         assert not answer.get(paragraph), f"{paragraph}: {answer[paragraph]}"
 
 
+def test_COL_013_programs(subject: Subject) -> None:
+    """Programs of collectives in all forms, groups and handles give what each one gives.
+
+    Found: one collective of a program went wrong; the message names it and what was around it.
+    Fix: see the named form, of a group's size and ranks, and what its handle waits for.
+    """
+    since(subject, "COL-013")
+    for answer in rank_step(subject, "programs", part="laws"):
+        assert not answer.get("COL-013"), answer["COL-013"]
+
+
+def test_COL_013_completed(subject: Subject) -> None:
+    """A handle is not completed before all ranks have come.
+
+    Found: ``is_completed()`` of an `all_reduce` or a barrier was true while another rank slept.
+    Fix: ask the device's queue, and the other ranks, not whether the call has returned.
+    """
+    since(subject, "COL-013")
+    _assert_after_the_last(subject, "completed", "was told to have completed collective")
+
+
+def test_COL_014_nothing_left(subject: Subject) -> None:
+    """Collectives that are done, and groups that are destroyed, leave no memory behind.
+
+    Found: tensors' memory stays when the tensors are gone.
+    Fix: let inputs and outputs go when the collective is done.
+    """
+    since(subject, "COL-014")
+    for answer in rank_step(subject, "programs", part="laws"):
+        assert not answer.get("COL-014"), answer["COL-014"]
+
+
 def rank_step(subject: Subject, name: str, part: str = "steps") -> list[Any]:
     """What each rank says of a step; the processes of a part run once a subject."""
     part = "all" if subject.quick else part
@@ -233,6 +272,7 @@ def _run(subject: Subject, part: str) -> list[dict[str, Any]]:
     if part in ("laws", "all"):
         room = min(subject.room(index) for index in subject.indices)
         options.update(examples=subject.examples(_EXAMPLES), seed=subject.seed, room=room)
+        options.update(turns=subject.examples(_TURNS), infers=subject.infers)
     with tempfile.TemporaryDirectory() as folder:
         processes = _start(subject, "collective", str(Path(folder) / "store"), **options)
         try:

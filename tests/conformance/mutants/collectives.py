@@ -232,3 +232,159 @@ class GroupsDoNotWait(_Collective):
     def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         group = args[0] if args else kwargs.get("group")
         return real(*args, **kwargs) if group is None else None
+
+
+class _Handle:
+    """A handle that passes on what it is asked, but for what a fault changes."""
+
+    def __init__(self, work: Any, **changed: Callable[..., Any]) -> None:
+        self._work = work
+        vars(self).update(changed)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._work, name)
+
+
+@mutant("COL-005", base="cpu")
+class BarriersHandleIsDone(_Collective):
+    """The handle of a barrier does not wait."""
+
+    function = "barrier"
+
+    def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        work = real(*args, **kwargs)
+        return None if work is None else _Handle(work, wait=lambda *_: True)
+
+
+@mutant("COL-012", base="cpu")
+class BeginsWhenWaitedFor(_Collective):
+    """`all_reduce` with a handle begins when it is waited for."""
+
+    function = "all_reduce"
+
+    def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if not kwargs.get("async_op"):
+            return real(*args, **kwargs)
+        begun: list[Any] = []
+
+        def wait(*_: Any) -> bool:
+            if not begun:
+                begun.append(real(*args, **kwargs))
+            return bool(begun[0].wait())
+
+        return _Handle(None, wait=wait)
+
+
+@mutant("COL-013", base="cpu")
+class CompletedAtOnce(_Collective):
+    """A handle says that it is completed from the beginning."""
+
+    function = "all_reduce"
+
+    def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        work = real(*args, **kwargs)
+        return None if work is None else _Handle(work, is_completed=lambda: True)
+
+
+@mutant("COL-013")
+class MeanOfTheWorld(_Collective):
+    """The mean of a smaller group divides by the number of all ranks."""
+
+    function = "all_reduce"
+
+    def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        work, group = real(*args, **kwargs), kwargs.get("group")
+        if kwargs.get("op") == dist.ReduceOp.AVG and group is not None:
+            if work is not None:
+                work.wait()
+            args[0].mul_(dist.get_world_size(group) / dist.get_world_size())
+        return work
+
+
+@mutant("COL-013", base="cpu")
+class RootOfTheGroupIsIgnored(_Collective):
+    """`broadcast` sends rank 0's values, where the root's number in the group is given."""
+
+    function = "broadcast"
+
+    def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return real(*args, **{**kwargs, **({"group_src": 0} if "group_src" in kwargs else {})})
+
+
+@mutant("COL-013")
+class DoesNotStack(_Collective):
+    """`all_gather_into_tensor` takes no result with a dimension for the ranks."""
+
+    function = "all_gather_into_tensor"
+
+    def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if args[0].dim() != args[1].dim():
+            raise ValueError("the result must have as many dimensions as the tensor")
+        return real(*args, **kwargs)
+
+
+@mutant("COL-013", base="cpu")
+class FutureHoldsTheInput(_Collective):
+    """The future of a handle holds what was put in."""
+
+    function = "all_reduce"
+
+    def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        future: torch.futures.Future[Any] = torch.futures.Future()
+        future.set_result([args[0].clone()] if kwargs.get("async_op") else [])
+        work = real(*args, **kwargs)
+        return None if work is None else _Handle(work, get_future=lambda: future)
+
+
+@mutant("COL-013", base="cpu")
+class ReceivesInReverse(_Collective):
+    """`batch_isend_irecv` receives two messages from one rank in reverse."""
+
+    function = "batch_isend_irecv"
+
+    def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        received = [one for one in args[0] if one.op is dist.irecv]
+        return real([received.pop() if one.op is dist.irecv else one for one in args[0]])
+
+
+@mutant("COL-013", base="cpu")
+class WrongAfterARefusal(_Collective):
+    """After wrong arguments were refused, the next pieces come in reverse order."""
+
+    function = "all_gather"
+    refused = False
+
+    def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        pieces = args[0][::-1] if self.refused else args[0]
+        self.refused = True
+        work = real(pieces, *args[1:], **kwargs)
+        self.refused = False
+        return work
+
+
+@mutant("COL-013", base="cpu")
+class GroupsRunOut(_Collective):
+    """A process makes twelve groups in its life, also where it destroyed the others."""
+
+    function = "new_group"
+    made = 0
+
+    def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self.made += 1
+        if self.made > 12:
+            raise RuntimeError("no communicator is left")
+        return real(*args, **kwargs)
+
+
+_held: list[torch.Tensor] = []
+
+
+@mutant("COL-014")
+class KeepsResults(_Collective):
+    """`all_gather_into_tensor` keeps its results for ever."""
+
+    function = "all_gather_into_tensor"
+
+    def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        _held.append(args[0].detach())
+        return real(*args, **kwargs)
