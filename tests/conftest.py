@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 import tempfile
 
 import forking
 from launching import warm_python
 
+# What is imported and collected stays: to look for garbage in it takes a third of the time.
+gc.disable()
+
 # Tests here take seconds each. They start first, so that no worker ends long after the others.
 _LONG = {"cli", "launch", "vendor"}
-
 
 #: What workers import besides what ranks do, once for all of them.
 _OF_WORKERS = ("transformers.modeling_utils", "transformers.models.llama.modeling_llama")
@@ -22,6 +25,7 @@ def pytest_configure(config):
     (Who only distributes the tests needs no torch.)
     """
     if config.getoption("numprocesses", None) and config.option.tx:
+        gc.enable()
         forking.start()
         folder = tempfile.mkdtemp()
         config.add_cleanup(lambda: shutil.rmtree(folder))
@@ -34,3 +38,9 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(items):
     """Put the long tests first."""
     items.sort(key=lambda item: not _LONG & set(item.path.parts))
+
+
+def pytest_collection_finish():
+    """Leave what is there out of every collection of garbage, from now on."""
+    gc.freeze()
+    gc.enable()

@@ -162,14 +162,15 @@ class _Node:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: who started it ends it
         if not self._wait():
             return
+        gc.disable()  # what is imported stays
         with _quiet():
             for name in self.modules:
                 module, _, function = name.partition(":")
                 found = importlib.import_module(module)
                 if function:
                     getattr(found, function)()
-        gc.collect()
         gc.freeze()  # a collection in a fork would copy the pages of all that it looks at
+        gc.enable()
         signal.signal(signal.SIGCHLD, _reap)
         while ready := self._wait():
             for kind in ready:
@@ -243,6 +244,7 @@ def _main():
     root = _Node(sys.argv[1], ())
     print("listening", flush=True)
     os.dup2(2, 1)  # what forks print goes to stderr
+    gc.disable()  # what is imported stays
     import torch
 
     del os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"]
