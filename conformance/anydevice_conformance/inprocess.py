@@ -61,7 +61,7 @@ def run_checks(
     catalogue = load_catalogue()
     chosen = [f"{SUITE_FOLDER / catalogue[name].module}.py::{name}" for name in names]
     arguments = [*chosen, *pytest_arguments()[1:], "--tb=no"]
-    arguments += ["-panydevice_conformance.pytest_plugin", "-pno:faulthandler", "-pno:logging"]
+    arguments += ["-panydevice_conformance.pytest_plugin", "-pno:faulthandler"]
     output = io.StringIO()
     with (
         mock.patch.dict(os.environ, {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}),

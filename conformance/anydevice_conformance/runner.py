@@ -121,6 +121,7 @@ def pytest_arguments() -> list[str]:
         f"--rootdir={SUITE_FOLDER}",
         f"--confcutdir={SUITE_FOLDER}",
         "-pno:cacheprovider",
+        "-pno:logging",  # it visits every logger in each phase of each check
     ]
 
 

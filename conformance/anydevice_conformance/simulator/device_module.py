@@ -163,22 +163,30 @@ def mem_get_info(device: DeviceName = None) -> tuple[int, int]:
 
 def memory_allocated(device: DeviceName = None) -> int:
     """Bytes in live tensors, each rounded up to 512."""
-    return torch.accelerator.memory_allocated(index_of(device))
+    return _statistic(device, "allocated_bytes", "current")
 
 
 def memory_reserved(device: DeviceName = None) -> int:
     """Bytes taken from the device: those of live tensors and the cache."""
-    return torch.accelerator.memory_reserved(index_of(device))
+    return _statistic(device, "reserved_bytes", "current")
 
 
 def max_memory_allocated(device: DeviceName = None) -> int:
     """The most that `memory_allocated` has been."""
-    return torch.accelerator.max_memory_allocated(index_of(device))
+    return _statistic(device, "allocated_bytes", "peak")
 
 
 def max_memory_reserved(device: DeviceName = None) -> int:
     """The most that `memory_reserved` has been."""
-    return torch.accelerator.max_memory_reserved(index_of(device))
+    return _statistic(device, "reserved_bytes", "peak")
+
+
+def _statistic(device: DeviceName, name: str, kind: str) -> int:
+    """One number of `memory_stats`, in a tenth of the time."""
+    index = index_of(device)
+    if not torch._C._accelerator_isAllocatorInitialized():
+        return 0
+    return int(torch._C._accelerator_getDeviceStats(index)[name]["all"][kind])
 
 
 def memory_stats(device: DeviceName = None) -> dict[str, Any]:
