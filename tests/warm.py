@@ -5,9 +5,9 @@
     done = run_python("-W", "error", "-c", "print(1)")
     assert (done.returncode, done.stdout) == (0, "1\\n")
 
-Nothing but torch is imported there, so a program finds no plugin, no simulator and no device that
-an earlier one left. A test about importing itself starts `sys.executable`. Tests find this file
-since `tests/conftest.py` puts the folder on the path.
+Nothing is imported there but torch and what a caller names, so a program finds no plugin, no
+simulator and no device that an earlier one left. A test about importing itself starts
+`sys.executable`. Tests find this file since `tests/conftest.py` puts the folder on the path.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ def add_plugin_of_torch(folder, name, code):
     (metadata / "entry_points.txt").write_text(f"[torch.backends]\nplugin = {name}:load\n")
 
 
-def run_python(*arguments, cwd=None, env=None, check=False, timeout=120, finalize=False):
+def run_python(
+    *arguments, cwd=None, env=None, check=False, timeout=120, finalize=False, imports=()
+):
     """Run a program as ``subprocess.run([sys.executable, *arguments])`` does, with text captured.
 
     Args:
@@ -48,6 +50,7 @@ def run_python(*arguments, cwd=None, env=None, check=False, timeout=120, finaliz
         check: raise where it fails.
         timeout: in seconds, after which it is killed and `subprocess.TimeoutExpired` raised.
         finalize: whether the interpreter takes itself apart at the end, as a new one does.
+        imports: modules that are there already, besides torch: those of transformers take seconds.
     """
     command = [str(argument) for argument in arguments]
     job = {"arguments": command, "cwd": str(cwd or Path.cwd()), "timeout": timeout}
@@ -55,7 +58,7 @@ def run_python(*arguments, cwd=None, env=None, check=False, timeout=120, finaliz
     with tempfile.TemporaryDirectory() as folder:
         job |= {"stdout": f"{folder}/stdout", "stderr": f"{folder}/stderr"}
         job["environment"] = dict(os.environ if env is None else env)
-        code = forking.ask(forking.node(), "python", job)
+        code = forking.ask(forking.node(imports), "python", job)
         stdout, stderr = (Path(job[name]).read_text("utf-8") for name in ("stdout", "stderr"))
     if code is None:
         raise subprocess.TimeoutExpired(command, timeout, stdout, stderr)

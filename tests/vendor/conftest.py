@@ -47,17 +47,17 @@ class Environment:
     #: Warnings are errors, but for the one that a busy machine brings: a count that takes seconds.
     FLAGS = ("-W", "error", "-W", "ignore:the backend of")
 
-    def run(self, code, *, flags=FLAGS, fresh=False, **environment):
-        """Run Python there; what it printed, read as JSON where it is."""
+    def run(self, code, *, fresh=False, imports=(), **environment):
+        """Run Python there; what it printed, read as JSON. ``imports`` as of `run_python`."""
         env = {k: v for k, v in os.environ.items() if not k.startswith("ANYDEVICE_")}
         env |= environment
-        words = [*flags, "-c", textwrap.dedent(code)]
+        words = [*self.FLAGS, "-c", textwrap.dedent(code)]
         if fresh:
             done = subprocess.run(
                 [self.python, *words], capture_output=True, text=True, env=env, check=False
             )
         else:
-            done = run_python(*words, env={**env, "PYTHONPATH": self.purelib})
+            done = run_python(*words, env={**env, "PYTHONPATH": self.purelib}, imports=imports)
         assert done.returncode == 0, done.stdout + done.stderr
         return json.loads(done.stdout)
 

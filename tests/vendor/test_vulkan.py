@@ -1,10 +1,12 @@
 """A device that nobody here wrote: torchvulkan, on Mesa's software Vulkan.
 
-Each test is a process of its own, since torch has one place for a device from outside. Where the
-driver or torchvulkan is missing these tests fail and say what to install; with
+All that is tried on so many devices is tried in one process, which is not this one: torch has one
+place for a device from outside, and the driver compiles its programs anew in each process. Where
+the driver or torchvulkan is missing these tests fail and say what to install; with
 ``ANYDEVICE_WITHOUT_VULKAN=1`` they are skipped.
 """
 
+import functools
 import importlib.util
 import json
 import os
@@ -55,64 +57,34 @@ def drivers(lavapipe, tmp_path_factory):
     }
 
 
-@pytest.fixture
-def run(vulkan_environment, drivers):
-    def run(devices, code, **environment):
-        return vulkan_environment.run(code, VK_DRIVER_FILES=drivers[devices], **environment)
+#: In the order in which they are tried: counting comes before any use.
+PROGRAM = """
+    import json
+    import os
+    import traceback
+    import warnings
 
-    return run
-
-
-# ---------------------------------------------------------------------- the backend
-
-
-FOUND = """
-    import json, os
     import anydevice
-    from anydevice.registry import list_backends
-    devices = [str(d) for d in anydevice.available_devices()]
-    (record,) = [r for r in list_backends() if r.device_type == "vulkan"]
-    print(json.dumps([devices, record.package, record.status, record.reason]))
-"""
+    import torch
+    from anydevice.registry import get_backend, list_backends
 
+    MIB = 1 << 20
+    torch.set_num_threads(1)
 
-@pytest.mark.parametrize("devices", [0, 1, 2])
-def test_it_is_found_by_its_entry_point(run, devices):
-    found, package, status, reason = run(devices, FOUND)
-    assert found == [*[f"vulkan:{i}" for i in range(devices)], "cpu"]
-    assert package == "anydevice-vulkan 0.1.0"
-    assert (status, reason) == (
-        ("available", "") if devices else ("unavailable", "no device or driver found")
-    )
+    def found():
+        devices = [str(d) for d in anydevice.available_devices()]
+        (record,) = [r for r in list_backends() if r.device_type == "vulkan"]
+        return [devices, record.package, record.status, record.reason]
 
-
-def test_counting_leaves_a_forked_child_able_to_use_it(run):
-    assert (
-        run(
-            1,
-            """
-        import os
-        import anydevice
-        import torch
+    def forked():
         devices = anydevice.available_devices()
         child = os.fork()
         if child == 0:
             moved = torch.ones(3).to(devices[0]).cpu()
             os._exit(0 if moved.sum().item() == 3 else 1)
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-        """,
-        )
-        == 0
-    )
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
-
-def test_memory_and_movement_and_random_numbers(run):
-    run(
-        2,
-        """
-        import torch
-        from anydevice.registry import get_backend
-        MIB = 1 << 20
+    def memory():
         backend = get_backend("vulkan")
         before = [backend.memory_info(i) for i in (0, 1)]
         x = torch.randn(40 * MIB // 4)
@@ -139,67 +111,95 @@ def test_memory_and_movement_and_random_numbers(run):
             assert backend.is_out_of_memory(error)
         else:
             raise AssertionError("4 TiB were given")
-        print("null")
-        """,
+        return "as it should be"
+
+    def jobs():
+        from transformers import LlamaForCausalLM
+
+        warnings.simplefilter("default")
+        folder = {folder!r}
+        plain = LlamaForCausalLM.from_pretrained(folder).eval()
+
+        def job(caps):
+            model = anydevice.from_pretrained(
+                LlamaForCausalLM, folder, device_map="auto", max_memory=caps
+            )
+            ids = torch.arange(12).reshape(2, 6)
+            there = ids.to(next(model.parameters()).device)  # needed when no hook moves them
+            with torch.no_grad():
+                expected = plain(ids).logits
+                differences = [(model(there).logits.cpu() - expected).abs().max() for _ in range(2)]
+            text = model.generate(there[:1], max_new_tokens=4, do_sample=False).cpu()
+            plain_text = plain.generate(ids[:1], max_new_tokens=4, do_sample=False)
+            placement = model.anydevice_placement
+            places = sorted({{str(anydevice.devices.parse_device(d)) for d in placement.values()}})
+            return dict(
+                places=places,
+                bytes=[placement.bytes_on(place) for place in places],
+                difference=max(differences).item(),
+                same_text=torch.equal(text, plain_text),
+            )
+
+        return [job(caps) for caps in {caps!r}]
+
+    answers = {{}}
+    for step in [found] + [forked] * ({devices} == 1) + [memory] * ({devices} == 2) + [jobs]:
+        try:
+            answers[step.__name__] = step()
+        except Exception:
+            answers[step.__name__] = traceback.format_exc()
+    print(json.dumps(answers))
+"""
+#: The main job, by the number of devices: budgets, and where weights are then.
+JOBS = {
+    0: [(None, ["cpu"]), ({"cpu": "100KiB"}, ["cpu", "disk"])],
+    1: [
+        (None, ["vulkan:0"]),
+        ({"vulkan:0": "150KiB", "cpu": "60KiB"}, ["cpu", "disk", "vulkan:0"]),
+    ],
+    2: [({0: "100KiB", 1: "120KiB", "cpu": "1GiB"}, ["cpu", "vulkan:0", "vulkan:1"])],
+}
+
+
+@pytest.fixture(scope="module")
+def tried(vulkan_environment, drivers, tiny_llama):
+    """A function that gives what was found with so many devices, or a traceback, by step."""
+
+    @functools.cache
+    def run(devices):
+        caps = [caps for caps, _ in JOBS[devices]]
+        return vulkan_environment.run(
+            PROGRAM.format(folder=str(tiny_llama), caps=caps, devices=devices),
+            imports=("transformers.models.llama.modeling_llama",),
+            VK_DRIVER_FILES=drivers[devices],
+        )
+
+    return run
+
+
+@pytest.mark.parametrize("devices", [0, 1, 2])
+def test_it_is_found_by_its_entry_point(tried, devices):
+    found, package, status, reason = tried(devices)["found"]
+    assert found == [*[f"vulkan:{i}" for i in range(devices)], "cpu"]
+    assert package == "anydevice-vulkan 0.1.0"
+    assert (status, reason) == (
+        ("available", "") if devices else ("unavailable", "no device or driver found")
     )
 
 
-# ---------------------------------------------------------------------- the main job
+def test_counting_leaves_a_forked_child_able_to_use_it(tried):
+    assert tried(1)["forked"] == 0
 
 
-JOB = """
-    import json
-    import torch
-    import anydevice
-    from transformers import LlamaForCausalLM
-
-    torch.set_num_threads(1)
-    folder = {folder!r}
-    plain = LlamaForCausalLM.from_pretrained(folder).eval()
-
-    def job(caps):
-        model = anydevice.from_pretrained(
-            LlamaForCausalLM, folder, device_map="auto", max_memory=caps
-        )
-        ids = torch.arange(12).reshape(2, 6)
-        there = ids.to(next(model.parameters()).device)  # needed when no hook moves them
-        with torch.no_grad():
-            expected = plain(ids).logits
-            differences = [(model(there).logits.cpu() - expected).abs().max() for _ in range(2)]
-        text = model.generate(there[:1], max_new_tokens=4, do_sample=False).cpu()
-        plain_text = plain.generate(ids[:1], max_new_tokens=4, do_sample=False)
-        placement = model.anydevice_placement
-        places = sorted({{str(anydevice.devices.parse_device(d)) for d in placement.values()}})
-        return dict(
-            places=places,
-            bytes=[placement.bytes_on(place) for place in places],
-            difference=max(differences).item(),
-            same_text=torch.equal(text, plain_text),
-        )
-
-    print(json.dumps([job(caps) for caps in {caps!r}]))
-"""
+def test_memory_and_movement_and_random_numbers(tried):
+    assert tried(2)["memory"] == "as it should be"
 
 
-@pytest.mark.parametrize(
-    ("devices", "jobs"),
-    [
-        (0, [(None, ["cpu"]), ({"cpu": "100KiB"}, ["cpu", "disk"])]),
-        (
-            1,
-            [
-                (None, ["vulkan:0"]),
-                ({"vulkan:0": "150KiB", "cpu": "60KiB"}, ["cpu", "disk", "vulkan:0"]),
-            ],
-        ),
-        (2, [({0: "100KiB", 1: "120KiB", "cpu": "1GiB"}, ["cpu", "vulkan:0", "vulkan:1"])]),
-    ],
-    ids=["none", "one", "two"],
-)
-def test_the_main_job(run, tiny_llama, devices, jobs):
-    code = JOB.format(folder=str(tiny_llama), caps=[caps for caps, _ in jobs])
-    done = run(devices, code, flags=())
-    assert [job["places"] for job in done] == [places for _, places in jobs]
+@pytest.mark.parametrize("devices", [0, 1, 2], ids=["none", "one", "two"])
+def test_the_main_job(tried, devices):
+    done = tried(devices)["jobs"]
+    assert isinstance(done, list), done
+    assert [job["places"] for job in done] == [places for _, places in JOBS[devices]]
     for job in done:
         assert all(job["bytes"])
         assert job["difference"] <= (0 if devices == 0 else 1e-5)
