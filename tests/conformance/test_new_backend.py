@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import shutil
 import textwrap
 
 import pytest
@@ -38,23 +39,46 @@ def install(package, site):
     assert code == 0, output
 
 
-def test_the_way_of_the_guide(tmp_path, capsys):
-    words = ["new-backend", "anydevice-bar", "--device-type", "bar", "--output", str(tmp_path)]
+#: Runs a command of anydevice's; ``certify`` tries only the groups that see what a cache keeps.
+ON_MEMORY = """
+import functools
+import sys
+
+from anydevice.cli import main
+from anydevice_conformance import certify
+
+certify.run_suite = functools.partial(certify.run_suite, only=["DEV_", "MEM_", "OOM_"])
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture(scope="module")
+def vendor(tmp_path_factory):
+    """A folder with the vendor's torch package, one with a new package, and where it is installed.
+
+    It is not to be changed.
+    """
+    folder = tmp_path_factory.mktemp("vendor")
+    (folder / "vendor").mkdir()
+    (folder / "vendor" / "torch_bar.py").write_text(textwrap.dedent(TORCH_BAR))
+    words = ["new-backend", "anydevice-bar", "--device-type", "bar", "--output", str(folder)]
     assert main(words) == 0
-    assert "anydevice certify bar" in capsys.readouterr().out
+    install(folder / "anydevice-bar", folder / "site")
+    return folder
+
+
+def test_the_way_of_the_guide(vendor, tmp_path):
+    for name in ("anydevice-bar", "site", "vendor"):
+        shutil.copytree(vendor / name, tmp_path / name)
     package, site = tmp_path / "anydevice-bar", tmp_path / "site"
-    vendor = tmp_path / "vendor"
-    vendor.mkdir()
-    (vendor / "torch_bar.py").write_text(textwrap.dedent(TORCH_BAR))
-    path = [site, vendor]
-    install(package, site)
+    path = [site, tmp_path / "vendor"]
 
     code, output = python(["-m", "anydevice", "backends"], tmp_path, path)
     assert code == 0
     assert "anydevice-bar 0.1.0" in output
 
     # Nothing is claimed yet, and the device caches: the report says what to do.
-    certify = ["-m", "anydevice", "certify", "bar", "--quick", "--output", "report"]
+    certify = ["-c", ON_MEMORY, "certify", "bar", "--quick", "--output", "report"]
     code, output = python(certify, tmp_path, path)
     assert code == 1, output
     assert "FAILED MEM-003" in output
@@ -64,15 +88,6 @@ def test_the_way_of_the_guide(tmp_path, capsys):
     assert "MEM-003" in failed
     # Laws over all members, and that of a full device, see the same memory not come back.
     assert {p for p in failed if not p.startswith("MEM")} <= {"DEV-012", "DEV-013", "OOM-004"}
-
-    backend = package / "anydevice_bar.py"
-    backend.write_text(
-        backend.read_text().replace("caching_allocator=False", "caching_allocator=True")
-    )
-    install(package, site)
-    code, output = python(["-m", "pytest", "-q", "-p", "no:cacheprovider"], package, path)
-    assert code == 0, output
-    assert "3 passed" in output
 
     # What works and is not claimed is told.
     probe = """
@@ -84,32 +99,41 @@ def test_the_way_of_the_guide(tmp_path, capsys):
     code, output = python(["-c", textwrap.dedent(probe)], tmp_path, path)
     assert code == 0, output
     found = json.loads(output.splitlines()[-1])
-    assert [name for name, works in found.items() if works] == [
-        "streams",
-        "pinned_memory",
-        "device_rng",
-    ]
+    works = [name for name, works in found.items() if works]
+    assert works == ["streams", "pinned_memory", "device_rng"]
 
-
-def test_without_the_vendors_package_there_is_no_hardware(tmp_path):
-    write_package("anydevice-bar", "bar", tmp_path)
-    package, site = tmp_path / "anydevice-bar", tmp_path / "site"
+    # What the device has is claimed: the package's own tests pass, of which one certifies it.
+    backend = package / "anydevice_bar.py"
+    text = backend.read_text()
+    for name in ("caching_allocator", *works):
+        assert f"{name}=False" in text
+        text = text.replace(f"{name}=False", f"{name}=True")
+    backend.write_text(text)
     install(package, site)
+    tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--basetemp", tmp_path / "tests"]
+    code, output = python(tests, package, path)
+    assert code == 0, output
+    assert "3 passed" in output
+    report = json.loads((tmp_path / "tests" / "test_certify0" / "report.json").read_text())
+    assert reports.validate(report) == []
+    assert report["because"] == ["--quick leaves checks out"]
+    statuses = {r["check"]: r["status"] for r in report["results"]}
+    gaps = {check[5:8] for check, status in statuses.items() if status == "not claimed"}
+    assert {"DEV", "MEM", "COL"} <= gaps <= {"DEV", "MEM", "COL", "PRO", "TRN"}
+    assert statuses["test_STR_004_wait_for_kernel"] == "passed"
+
+
+def test_without_the_vendors_package_there_is_no_hardware(vendor, tmp_path):
     certify = ["-m", "anydevice", "certify", "bar", "--quick", "--output", "report"]
-    code, output = python(certify, tmp_path, [site])
+    code, output = python(certify, tmp_path, [vendor / "site"])
     assert code == 1, output
     assert "Verdict: no hardware" in output
     assert "no device of the type here: torch_bar is not installed" in output
 
 
-def test_the_simulator_under_a_vendors_name_says_so(tmp_path):
-    write_package("anydevice-bar", "bar", tmp_path)
-    package, site, vendor = tmp_path / "anydevice-bar", tmp_path / "site", tmp_path / "vendor"
-    vendor.mkdir()
-    (vendor / "torch_bar.py").write_text(textwrap.dedent(TORCH_BAR))
-    install(package, site)
+def test_the_simulator_under_a_vendors_name_says_so(vendor, tmp_path):
     certify = ["-m", "anydevice", "certify", "sim", "--quick", "--output", "report"]
-    code, output = python(certify, tmp_path, [site, vendor])
+    code, output = python(certify, tmp_path, [vendor / "site", vendor / "vendor"])
     assert code == 1, output
     assert "the simulator plays 'bar' in this process" in output
     assert "ANYDEVICE_BACKENDS=-bar ANYDEVICE_SIMULATOR=1" in output
@@ -162,6 +186,7 @@ def test_bad_names_are_refused(tmp_path, name, kind, imports, words):
 def test_nothing_is_overwritten(tmp_path, capsys):
     words = ["new-backend", "anydevice-foo", "--device-type", "foo", "--output", str(tmp_path)]
     assert main(words) == 0
+    assert "anydevice certify foo" in capsys.readouterr().out
     assert main(words) == 1
     assert "is there already" in capsys.readouterr().err
 
