@@ -95,7 +95,10 @@ def test_loading_is_timed_without_the_import_of_transformers():
 
 
 def run_demo(*words, **environment):
-    return run_python("-m", "anydevice", "demo", *words, env={**os.environ, **environment})
+    imports = ("transformers.modeling_utils",)
+    return run_python(
+        "-m", "anydevice", "demo", *words, env={**os.environ, **environment}, imports=imports
+    )
 
 
 def test_demo_splits_a_real_model_and_gives_the_right_answer(tmp_path):
