@@ -29,14 +29,21 @@ __all__ = ["RANKS", "ask", "node", "receive", "start"]
 #: What ranks import, and starts nothing (each optimizer imports dynamo); `a:b` is called, too.
 RANKS = (
     "torch._dynamo",
-    "torch.distributed.checkpoint",
+    "torch.distributed.algorithms.ddp_comm_hooks",
+    "torch.distributed.checkpoint.state_dict",
     "torch.distributed.fsdp",
     "torch.distributed.pipelining",
     "torch.distributed.tensor.parallel",
     "huggingface_hub.serialization",
     "psutil",
+    "torch.utils.serialization",
     "anydevice.distributed",
-    "anydevice.training",
+    "anydevice.engines.ddp",
+    "anydevice.loading.distributed",
+    "anydevice.pretrained",
+    "anydevice.training.checkpoints.fsdp_files",
+    "anydevice.training.local_sgd",
+    "anydevice.utils",
     "anydevice.engines:list_engines",  # reads once what packages offer
     "anydevice_backends.cpu",
     "anydevice_backends.cuda",
@@ -44,7 +51,7 @@ RANKS = (
     "anydevice_backends.mps",
     "anydevice_backends.npu",
     "anydevice_backends.xpu",
-    "anydevice_conformance.simulator",
+    "anydevice_conformance.simulator.backend",
 )
 #: Says to the workers of pytest where the tree of their run is.
 _VARIABLE = "_ANYDEVICE_TEST_FORKS"

@@ -5,14 +5,13 @@ from __future__ import annotations
 import functools
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
 from distributed import models, pipeline_ranks
 from launching import Failed, warm_python
 from launching import run_ranks as launch
+from warm import run_python
 
 # One worker imports the models once.
 pytestmark = pytest.mark.xdist_group("distributed")
@@ -97,9 +96,9 @@ state.destroy_process_group()
 
 @pytest.mark.parametrize("starter", ["torchrun", "anydevice launch"])
 def test_a_script_that_is_started_as_users_start_it(saved, tmp_path, starter):
-    """On the host by torchrun, on accelerators by `anydevice launch`; here ranks are forks.
+    """On the host by torchrun, on accelerators by `anydevice launch`; here all are forks.
 
-    (Ranks that are new interpreters: `test_torchrun` of `tests/processes/test_state.py`.)
+    (New interpreters: `test_torchrun` of `tests/processes/test_state.py`.)
     """
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
@@ -112,10 +111,8 @@ def test_a_script_that_is_started_as_users_start_it(saved, tmp_path, starter):
     else:
         kind, words = "sim", ["anydevice", "launch", "--num_processes", "2"]
         environment |= {"ANYDEVICE_SIMULATOR": "devices=2", "HF_HOME": str(tmp_path)}
-    command = [sys.executable, "-m", *words, str(script), str(saved["llama"][0]), str(tmp_path)]
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=200, check=False
-    )
+    words += [str(script), str(saved["llama"][0]), str(tmp_path)]
+    done = run_python("-m", *words, env=environment, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr
     for rank in range(2):
         device, tokens, stages = json.loads((tmp_path / f"{rank}.json").read_text())

@@ -26,12 +26,15 @@ needs_package = pytest.mark.skipif(
     importlib.util.find_spec("megatron") is None,
     reason="needs megatron-core, of the extra [dev]",
 )
+FAMILIES = ("gpt2", "llama", "mistral", "qwen2")
 run_ranks = functools.partial(
     launch,
     timeout=250,
     imports=(
-        "transformers.modeling_utils",
-        "megatron.core.models.gpt",
+        *(f"transformers.models.{name}.modeling_{name}" for name in FAMILIES),
+        "transformers.models.auto.modeling_auto",
+        "anydevice.engines.megatron.engine",
+        "megatron.core.models.gpt.gpt_layer_specs",
         "megatron.core.pipeline_parallel",
         "megatron.core.optimizer",
     ),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import pytest
 import torch
 from launching import free_port, run_ranks
@@ -106,8 +108,8 @@ def test_a_rank_that_is_killed_while_saving_is_named(tmp_path):
     assert died >= 50
 
 
+@pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="needs peft")
 def test_adapters_of_a_sharded_model_are_saved_alone(tmp_path):
-    pytest.importorskip("peft")
     assert all(
         run_ranks(checkpoint_ranks.adapters_alone, 2, "cpu", str(tmp_path), imports=["peft"])
     )

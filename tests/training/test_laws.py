@@ -11,9 +11,18 @@ pytestmark = pytest.mark.xdist_group("training")
 
 #: What a first `torch.compile` imports.
 COMPILING = (
+    "pytest",
+    "torch._dynamo.backends.cudagraphs",
+    "torch._dynamo.backends.distributed",
+    "torch._dynamo.backends.inductor",
+    "torch._dynamo.repro.after_dynamo",
+    "torch._dynamo.testing",
     "torch._functorch.aot_autograd",
+    "torch._higher_order_ops.passes.inline_invoke_subgraph",
     "torch._inductor.output_code",
     "torch.distributed.tensor.experimental",
+    "torch.export._trace",
+    "torch.fx.experimental.validator",
 )
 
 
