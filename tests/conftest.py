@@ -15,9 +15,6 @@ gc.disable()
 # Tests here take seconds each. They start first, so that no worker ends long after the others.
 _LONG = {"cli", "launch", "vendor"}
 
-#: What workers import besides what ranks do, once for all of them.
-_OF_WORKERS = ("transformers.modeling_utils", "transformers.models.llama.modeling_llama")
-
 
 def pytest_configure(config):
     """Load the fixtures, or have workers that do so and are forks of one process.
@@ -29,7 +26,7 @@ def pytest_configure(config):
         forking.start()
         folder = tempfile.mkdtemp()
         config.add_cleanup(lambda: shutil.rmtree(folder))
-        program = warm_python(folder, _OF_WORKERS)
+        program = warm_python(folder, forking.TRANSFORMERS)
         config.option.tx = [f"popen//python={program}"] * len(config.option.tx)
     else:
         config.pluginmanager.import_plugin("shared_fixtures")

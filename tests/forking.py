@@ -24,7 +24,7 @@ import sys
 import tempfile
 import threading
 
-__all__ = ["RANKS", "ask", "node", "receive", "start"]
+__all__ = ["RANKS", "TRANSFORMERS", "ask", "node", "receive", "start"]
 
 #: What ranks import, and starts nothing (each optimizer imports dynamo); `a:b` is called, too.
 RANKS = (
@@ -52,6 +52,12 @@ RANKS = (
     "anydevice_backends.npu",
     "anydevice_backends.xpu",
     "anydevice_conformance.simulator.backend",
+)
+#: What all who use transformers import.
+TRANSFORMERS = (
+    "transformers.modeling_utils",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.llama.modeling_llama",
 )
 #: Says to the workers of pytest where the tree of their run is.
 _VARIABLE = "_ANYDEVICE_TEST_FORKS"
@@ -147,6 +153,7 @@ class _Node:
         self.folder = folder
         self.modules = modules
         self.children = {}
+        self.pids = []
         self.listeners = {kind: socket.socket(socket.AF_UNIX) for kind in self.kinds()}
         for kind, listener in self.listeners.items():
             listener.bind(f"{folder}/{kind}")
@@ -182,6 +189,9 @@ class _Node:
         while ready := self._wait():
             for kind in ready:
                 self._accept(kind)
+        for pid in self.pids:  # they end for the same reason
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
 
     def _wait(self):
         """The kinds that somebody has connected to; none at the end of standard input."""
@@ -208,7 +218,9 @@ class _Node:
             folder = f"{self.folder}/{len(self.children)}"
             os.mkdir(folder)
             self.children[modules] = _Node(folder, modules)
-            if os.fork() == 0:
+            if pid := os.fork():
+                self.pids.append(pid)
+            else:
                 connection.close()
                 for listener in self.listeners.values():
                     listener.close()

@@ -76,7 +76,7 @@ def run_ranks(
         "environment": environment or {},
         "path": sys.path,
     }
-    answers = forking.ask(forking.node(forking.RANKS, imports), "ranks", job)
+    answers = forking.ask(_node(imports), "ranks", job)
     results = [_load(answer) for answer in answers]
     failed = {rank: r for rank, r in enumerate(results) if isinstance(r, Failed)}
     if check and failed:
@@ -217,7 +217,14 @@ def _line(connection):
 
 def _programs(imports=()):
     """Where the process listens that forks interpreters."""
-    return f"{forking.node(forking.RANKS, imports)}/programs"
+    return f"{_node(imports)}/programs"
+
+
+def _node(imports):
+    """The process that has imported what ranks need, and this; transformers is imported once."""
+    users = ("transformers.", "peft")
+    common = forking.TRANSFORMERS if any(name.startswith(users) for name in imports) else ()
+    return forking.node(forking.RANKS, common, imports)
 
 
 def _load(answer):

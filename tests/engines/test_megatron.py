@@ -32,7 +32,6 @@ run_ranks = functools.partial(
     timeout=250,
     imports=(
         *(f"transformers.models.{name}.modeling_{name}" for name in FAMILIES),
-        "transformers.models.auto.modeling_auto",
         "anydevice.engines.megatron.engine",
         "megatron.core.models.gpt.gpt_layer_specs",
         "megatron.core.pipeline_parallel",
