@@ -7,6 +7,7 @@ import functools
 import os
 import random
 import resource
+import shutil
 import signal
 import sys
 import threading
@@ -349,18 +350,18 @@ def kills(rank, size, folder, most):
     """What is found after a kill at each moment of a second save, by the way of saving.
 
     Moments are the file operations, each in turn, and the bytes of one file. Processes are forked
-    from this one, which has imported everything and started nothing.
+    from this one, which has imported everything and started nothing. What a kill before a file
+    operation leaves is what is on the disk then: one save is copied at each (in
+    `killed_between_ranks` processes are killed there).
     """
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR"):
         os.environ.pop(name, None)
     os.fsync = lambda file: None  # a kill loses nothing that is written; only a power cut does
     died = {}
     for way in WAYS:
-        for moment in range(1, most):
-            work = functools.partial(_die_while_saving, f"{folder}/{way}-{moment}", way, moment)
-            died[way, moment] = _forked(work) == signal.SIGKILL
-            if not died[way, moment]:
-                break
+        assert not _forked(functools.partial(_copy_while_saving, f"{folder}/{way}", way, most))
+        last = len([*Path(folder).glob(f"{way}-*")])
+        died |= {(way, moment): moment < last for moment in range(1, last + 1)}
         for bytes_ in SIZES:
             work = functools.partial(_die_while_writing, f"{folder}/{way}+{bytes_}", way, bytes_)
             died[way, -bytes_] = _forked(work) == signal.SIGXFSZ
@@ -394,21 +395,23 @@ def _ended(child):
     return os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
 
 
-def _die_while_saving(folder, way, moment):
-    """Save twice; the second time be killed at the ``moment``-th file operation."""
+def _copy_while_saving(folder, way, most):
+    """Save twice; the second time copy what there is before each file operation, and at the end."""
     save_again = _saved_once(folder, way)
-    count = 0
     events = ("open", "os.rename", "os.mkdir", "os.rmdir", "os.remove", "shutil.rmtree")
+    count, mine = 0, False
 
-    def audit(event, args):
-        nonlocal count
-        if event in events:
-            count += 1
-            if count == moment:
-                os.kill(os.getpid(), signal.SIGKILL)
+    def copy_folder():
+        nonlocal count, mine
+        count, mine = count + 1, True  # the copy's own file operations are none of the save
+        assert count < most
+        shutil.copytree(folder, f"{folder}-{count}")
+        mine = False
 
-    sys.addaudithook(audit)
+    sys.addaudithook(lambda event, args: copy_folder() if event in events and not mine else None)
     save_again()
+    mine = False
+    copy_folder()
 
 
 def _die_while_writing(folder, way, most):
