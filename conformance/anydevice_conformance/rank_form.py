@@ -50,6 +50,7 @@ class Place:
         by_group: whether that number is given, and not the one in the default group.
         handle: whether it is called with ``async_op``.
         device: of the tensors.
+        transposed: whether tensors of two dimensions are dense, and not contiguous.
         storages: each holds a tensor of a result, `MARGIN` elements after its first one.
     """
 
@@ -58,6 +59,7 @@ class Place:
     by_group: bool
     handle: bool
     device: torch.device
+    transposed: bool = False
     storages: list[torch.Tensor] = dataclasses.field(default_factory=list)
 
     @property
@@ -70,6 +72,12 @@ class Place:
         count = like.numel()
         self.storages.append(like.new_zeros(count + 2 * MARGIN))
         return self.storages[-1][MARGIN : MARGIN + count].view(like.shape)
+
+    def lay(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The same elements, in the layout in which tensors are given."""
+        if not self.transposed or tensor.dim() < 2:
+            return tensor
+        return tensor.transpose(0, -1).contiguous().transpose(0, -1)
 
     @property
     def is_root(self) -> bool:
@@ -97,6 +105,7 @@ class Form:
         future: whether the handle's future holds the result.
         any_shape: whether it takes tensors of no dimensions, and of no elements.
         hosts: whether torch's own collectives of the host have it.
+        laid: whether all ranks give a tensor, so that all are told where its layout is refused.
         wrong: a call that is refused on each rank, of one tensor.
     """
 
@@ -110,6 +119,7 @@ class Form:
     future: bool = False
     any_shape: bool = False
     hosts: bool = True
+    laid: bool = False
     wrong: Callable[[Place, torch.Tensor], object] | None = None
 
 

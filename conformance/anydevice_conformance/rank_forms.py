@@ -36,6 +36,7 @@ def _all_reduce(operation: Any, reduced: Callable[[torch.Tensor], torch.Tensor])
         dtypes=SUMMED,
         future=True,
         any_shape=True,
+        laid=True,
         wrong=lambda place, tensor: dist.all_reduce(_NOTHING, **place.group),
     )
 
@@ -76,6 +77,7 @@ def _into(name: str, joined: bool) -> Form:
         lambda place, all_: [_joined(_firsts(place, all_), joined)],
         needed=True,
         hosts=joined,
+        laid=True,
         wrong=wrong,
     )
 
@@ -84,7 +86,7 @@ def _scatter_sum(name: str, joined: bool, operation: Any, reduced: Any) -> Form:
     """Reduce-scatter of one tensor: the ranks' parts one after another, or stacked."""
 
     def call(place: Place, mine: Tensors) -> tuple[list[Any], Tensors]:
-        part, whole = place.room(mine[0]), _joined(mine, joined)
+        part, whole = place.room(mine[0]), place.lay(_joined(mine, joined))
         work = getattr(dist, name)(part, whole, op=operation, **place.group)
         return _works(work), [part]
 
@@ -99,6 +101,7 @@ def _scatter_sum(name: str, joined: bool, operation: Any, reduced: Any) -> Form:
         dtypes=SUMMED[:2],
         needed=operation is dist.ReduceOp.SUM,
         hosts=joined,
+        laid=True,
         wrong=wrong,
     )
 
@@ -134,7 +137,7 @@ def _all_to_all(place: Place, mine: Tensors) -> tuple[list[Any], Tensors]:
 
 
 def _all_to_all_single(place: Place, mine: Tensors) -> tuple[list[Any], Tensors]:
-    whole = torch.stack(mine)
+    whole = place.lay(torch.stack(mine))
     came = place.room(whole)
     return _works(dist.all_to_all_single(came, whole, **place.group)), [came]
 
@@ -239,9 +242,12 @@ FORMS: Final[dict[str, Form]] = {
         lambda place, all_: [all_[place.root][0]],
         needed=True,
         any_shape=True,
+        laid=True,
         wrong=lambda place, tensor: dist.broadcast(_NOTHING, src=0, **place.group),
     ),
-    "all_gather": Form(_all_gather, _firsts, needed=True, any_shape=True, wrong=_no_dtype),
+    "all_gather": Form(
+        _all_gather, _firsts, needed=True, any_shape=True, laid=True, wrong=_no_dtype
+    ),
     **_JOINS,
     **_PARTS,
     "reduce_scatter": Form(
@@ -268,6 +274,7 @@ FORMS: Final[dict[str, Form]] = {
         _all_to_all_single,
         lambda place, all_: [torch.stack(_transposed(place, all_))],
         tensors=lambda size: size,
+        laid=True,
     ),
     "all_to_all_single, uneven": Form(_uneven, _uneven_gives),
     "two messages": Form(_messages, _from_before, tensors=lambda size: 2, paired=True, needed=True),

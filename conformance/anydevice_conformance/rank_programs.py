@@ -34,6 +34,7 @@ class Call:
         form: a key of `ALL_FORMS`.
         dtype: of its tensors.
         shape: of each of a rank's tensors.
+        transposed: whether its tensors are dense, and not contiguous.
         offset: elements before them in their storage.
         root: the number of the rank that sends to all or gets from all.
         by_group: whether it is its number in the group.
@@ -45,6 +46,7 @@ class Call:
     form: str
     dtype: torch.dtype
     shape: tuple[int, ...]
+    transposed: bool
     offset: int
     root: int
     by_group: bool
@@ -54,6 +56,8 @@ class Call:
 
     def __repr__(self) -> str:
         words = [f"{self.form} of {self.shape} {short_name(self.dtype)}, rank {self.root} first"]
+        if self.transposed:
+            words.append("transposed")
         if self.by_group:
             words.append("by its number in the group")
         if self.offset:
@@ -149,7 +153,8 @@ def _call(
     return Call(
         form=name,
         dtype=dice.choice([d for d in form.dtypes if supports(d)]),
-        shape=dice.choice(shapes) if used else dice.choice(_LONG),
+        shape=dice.choice(shapes if used > 1 else _LONG),
+        transposed=form.laid and (size == 1 or used == 1),
         offset=dice.choice((0, 0, 1, 3, 8)),
         root=dice.randrange(size) if used > 1 else size - 1,
         by_group=(dice.random() < 0.5 if used > 1 else used == 0) and by_group_number(),

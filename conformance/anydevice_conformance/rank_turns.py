@@ -102,9 +102,9 @@ class _Begun:
     def __init__(self, ranks: _Ranks, call: Call, members: Members) -> None:
         self.ranks, self.call, self.form = ranks, call, ALL_FORMS[call.form]
         handle = call.wait is not None
-        self.place = Place(members, call.root, call.by_group, handle, ranks.device)
+        self.place = Place(members, call.root, call.by_group, handle, ranks.device, call.transposed)
         self.inputs = [_inputs(call, self.form, r, members.size) for r in members.ranks]
-        self.mine = [self._put(one) for one in self.inputs[members.rank]]
+        self.mine = [self.place.lay(self._put(one)) for one in self.inputs[members.rank]]
         self.works: list[Any] = []
         self.outputs: list[torch.Tensor] = []
         self.doubled: list[torch.Tensor] = []
@@ -136,7 +136,8 @@ class _Begun:
         try:
             self.works, self.outputs = self.form.call(self.place, self.mine)
         except Exception as error:
-            if self.form.needed or not is_refusal(error):
+            needed = self.form.needed and not self.call.transposed
+            if needed or not is_refusal(error):
                 raise
             return False
         return True

@@ -74,7 +74,10 @@ class _Run:
         self.parameters = []
         for number, shape in enumerate(_shapes(training.many)):
             dtype = other if number % 7 == 3 else torch.float32
-            self.parameters.append(torch.nn.Parameter(self._values(shape, dtype).to(device)))
+            values = self._values(shape, dtype).to(device)
+            if len(shape) == 4:  # a convolution's, as they are for channels-last images
+                values = values.contiguous(memory_format=torch.channels_last)
+            self.parameters.append(torch.nn.Parameter(values))
         self.optimizers = self._optimizers()
         self.scaler = self._scaler() if training.scaled else None
 
@@ -109,7 +112,7 @@ class _Run:
             for _ in range(parts):
                 given = size * self._values(tuple(parameter.shape), parameter.dtype)
                 if number % 5 != 4 or (step.extra == "value" and late):  # else it has no gradient
-                    self._add(parameter, given.to(self.device))
+                    self._add(parameter, torch.empty_like(parameter).copy_(given))
         if step.overflow is not None:
             place, share, value = step.overflow
             gradient = self.parameters[place].grad
@@ -118,6 +121,8 @@ class _Run:
                 flat[round(share * (flat.numel() - 1))] = value
         norms = self._clip(step)
         for optimizer in self.optimizers:
+            for group in optimizer.param_groups:  # as a scheduler does
+                group["lr"] = _RATE / (1 + self.taken % 3)
             if self.scaler is None:
                 optimizer.step()
             else:
@@ -206,6 +211,6 @@ def _kept(tensor: torch.Tensor) -> torch.Tensor:
 
 def _shapes(many: bool) -> list[tuple[int, ...]]:
     if not many:
-        return [(_BIG,), (3, 5), (), (1,)]
-    small: list[tuple[int, ...]] = [(3,), (2, 3), (), (1, 1, 5), (1,)]
+        return [(_BIG,), (3, 5), (), (1,), (4, 3, 3, 3)]
+    small: list[tuple[int, ...]] = [(3,), (2, 3), (), (1, 1, 5), (1,), (2, 3, 2, 2)]
     return [small[number % len(small)] for number in range(_MANY)]

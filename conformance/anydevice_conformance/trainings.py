@@ -105,10 +105,11 @@ def _one(
     options: dict[str, Any],
 ) -> Training:
     scaled = subject.capabilities.grad_scaling and number % 4 != 3
-    many = number % 4 < 3 if form == "foreach" else number % 2 == 0
+    many = number % 4 < 3 if form == "foreach" else number % 4 == 2
+    two = number % 4 == 2
     steps = [Step(dice.choice(_EXTRAS if scaled else _EXTRAS[:-1])) for _ in range(6)]
     if scaled:  # the first step makes the optimizer's state, the last ones grow the scale
-        steps[1] = Step("plain", _overflow(dice, many))
+        steps[1] = Step("plain", _overflow(dice, many, two))
         steps[4] = Step("plain", _overflow(dice, many) if dice.random() < 0.5 else None)
     stop = _STOPS[number // 2 % 4] if number % 5 else None
     index = subject.indices[number % len(subject.indices)]
@@ -121,7 +122,7 @@ def _one(
         mixed=name in _USUAL
         and number % 4 < 2
         and torch.bfloat16 in subject.supported(torch.bfloat16),
-        two=number % 3 == 1 and form != "foreach",
+        two=two,
         scaled=scaled,
         steps=tuple(steps),
         stop=stop,
@@ -136,7 +137,8 @@ def _one(
     )
 
 
-def _overflow(dice: random.Random, many: bool) -> tuple[int, float, float]:
-    place = dice.choice((0, 1, -1)) if many else 0
+def _overflow(dice: random.Random, many: bool, first: bool = False) -> tuple[int, float, float]:
+    """Where a gradient is not finite; of two optimizers, in a parameter of the first one."""
+    place = dice.choice((0, -1) if first else (0, 1, -1)) if many else 0
     value = dice.choice((float("inf"), float("-inf"), float("nan")))
     return place, dice.choice((0.0, 0.5, 1.0)) if many else dice.choice((0.8, 1.0)), value

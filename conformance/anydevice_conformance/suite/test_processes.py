@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import gc
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from unittest import mock
 
@@ -12,9 +15,15 @@ import pytest
 import torch
 
 from anydevice.backend import DeviceBackend
-from anydevice_conformance.situations import state
+from anydevice_conformance.covering import covering_situations, simpler
+from anydevice_conformance.laws import hold_each
+from anydevice_conformance.marks import since
+from anydevice_conformance.situations import Situation, run_in, state
 from anydevice_conformance.subject import Subject
 from anydevice_conformance.threads import in_thread
+
+#: So many threads use the device one after the other.
+_THREADS = 6
 
 
 def test_PRO_001_set_device(subject: Subject) -> None:
@@ -60,6 +69,28 @@ def test_PRO_001_set_device(subject: Subject) -> None:
         backend.set_device(before)
 
 
+def test_PRO_001_nothing_else(subject: Subject) -> None:
+    """`set_device` changes the current device of the calling thread, and nothing else.
+
+    Found: a current stream, a default or a mode changed, also where the device was current before.
+    Fix: set the runtime's current device only; each device keeps its own current stream.
+    """
+
+    def law(situation: Situation) -> None:
+        run_in(subject, situation, lambda: _set_each(subject, situation))
+
+    hold_each(subject, covering_situations(subject), law, lambda one: simpler(subject, one))
+
+
+def _set_each(subject: Subject, situation: Situation) -> None:
+    for index in (situation.current, situation.index, situation.index, situation.current):
+        before = state(subject)
+        subject.backend.set_device(index)
+        after = state(subject)
+        changed = dataclasses.replace(before, device=after.device).differences(after)
+        assert not changed, f"set_device({index}): {changed}"
+
+
 def test_PRO_002_local_device(subject: Subject) -> None:
     """Each local rank has a device of its own, or an error.
 
@@ -91,11 +122,13 @@ def test_PRO_002_local_device(subject: Subject) -> None:
 
 
 def test_PRO_003_numa_node(backend: DeviceBackend, subject: Subject) -> None:
-    """`numa_node` is None or a node of this machine.
+    """`numa_node` is None or a node of this machine, and asking changes nothing.
 
-    Found: another type, or a node that is not there.
-    Fix: return None where the driver gives -1 or nothing.
+    Found: another type, a node that is not there, or a thread that runs on fewer processors.
+    Fix: return None where the driver gives -1 or nothing; whoever asks binds the process.
     """
+    if hasattr(os, "sched_setaffinity"):  # whatever was asked before, on all processors that it may
+        in_thread(lambda: _ask_everywhere(subject))
     for index in subject.indices:
         node = backend.numa_node(index)
         if node is None:
@@ -106,18 +139,69 @@ def test_PRO_003_numa_node(backend: DeviceBackend, subject: Subject) -> None:
         assert not nodes.exists() or (nodes / f"node{node}").exists(), f"there is no node {node}"
 
 
-def test_PRO_004_process_environment(backend: DeviceBackend) -> None:
+def _ask_everywhere(subject: Subject) -> None:
+    with contextlib.suppress(OSError):  # the system may not allow it
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    before = os.sched_getaffinity(0)
+    for index in subject.indices:
+        subject.backend.numa_node(index)
+        after = os.sched_getaffinity(0)
+        assert after == before, f"numa_node({index}) bound the thread to processors {sorted(after)}"
+
+
+def test_PRO_004_process_environment(backend: DeviceBackend, subject: Subject) -> None:
     """`process_environment` is a mapping of text, and is only an answer.
 
-    Found: another type, another answer the second time, or a changed environment.
-    Fix: return a dict of strings, and leave ``os.environ`` to the launcher.
+    Found: another type, an empty text, another answer the second time or in a thread, or a changed
+    environment.
+    Fix: return a new dict of strings, without what has no value, and leave ``os.environ`` to the
+    launcher.
     """
     before = dict(os.environ)
-    for size in (1, 2, 8):
+    for size in (*range(1, 10), 16, 64, 1):
         found = backend.process_environment(size)
         assert isinstance(found, Mapping), f"it returned {found!r}"
         for name, value in found.items():
-            if not (isinstance(name, str) and name and isinstance(value, str)):
-                pytest.fail(f"{name!r}={value!r} is not text")
-        assert dict(found) == dict(backend.process_environment(size)), "it answers differently"
+            for text in (name, value):
+                if not (isinstance(text, str) and text and "\0" not in text):
+                    pytest.fail(f"for {size} processes {name!r}={value!r} is not text")
+            assert "=" not in name, f"for {size} processes {name!r} cannot be a variable's name"
+        kept = dict(found)
+        if isinstance(found, MutableMapping):  # it is the caller's, who adds to it
+            found.clear()
+        for again in (
+            backend.process_environment(size),
+            in_thread(lambda: backend.process_environment(size)),  # noqa: B023 - called at once
+        ):
+            assert dict(again) == kept, f"for {size} processes it answers {again}, not {kept}"
     assert dict(os.environ) == before, "asking changed os.environ"
+
+
+def test_PRO_005_threads(subject: Subject, index: int) -> None:
+    """Threads that used the device and ended leave no memory of tensors behind.
+
+    Found: each thread keeps a workspace, a stream's buffers or a result for ever.
+    Fix: free what a thread has when it ends, or give it to the next one.
+    """
+    since(subject, "PRO-005")
+    device = subject.device(index)
+    values = torch.arange(64.0).view(8, 8)
+
+    def work() -> None:
+        subject.backend.set_device(index)
+        there = subject.put(values, index).requires_grad_()
+        layer = torch.nn.functional.linear(there, there, there[0])
+        noisy = torch.mm(layer, there) + torch.rand(8, 8, device=device)
+        torch.autograd.backward(noisy.softmax(1).sum())
+        subject.fetch(there.grad if there.grad is not None else there)
+        subject.backend.synchronize(index)
+
+    held = []
+    for _ in range(_THREADS):
+        with contextlib.suppress(NotImplementedError):  # it lacks an operator, and says so
+            in_thread(work)
+        gc.collect()
+        subject.backend.synchronize(index)
+        held.append(subject.allocated(index))
+    grown = held[-1] - held[1]  # the first ones may start what is kept for all
+    assert grown <= 0, f"{_THREADS - 2} threads that ended left {grown} bytes of tensors"

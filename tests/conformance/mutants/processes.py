@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Mapping
 from typing import Any
+
+import torch
 
 from mutants.gallery import Fault, mutant
 
@@ -80,3 +83,48 @@ class EnvironmentIsWritten(Fault):
     def process_environment(self, local_world_size: int) -> Mapping[str, str]:
         os.environ["FOO_CONFORMANCE_MUTANT"] = str(local_world_size)
         return {}
+
+
+@mutant("PRO-001")
+class DefaultStreamOfTheCurrent(Fault):
+    """`set_device` of the device that is current makes its default stream current."""
+
+    def set_device(self, index: int) -> None:
+        module: Any = self.module
+        if module.current_device() == index:
+            module.set_stream(module.default_stream(index))
+        super().set_device(index)
+
+
+@mutant("PRO-003")
+class AskingBinds(Fault):
+    """Asking for the node binds the thread to one processor."""
+
+    def numa_node(self, index: int) -> int | None:
+        if hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+        return super().numa_node(index)
+
+
+@mutant("PRO-004")
+class EmptyForOne(Fault):
+    """For one process a value is empty."""
+
+    def process_environment(self, local_world_size: int) -> Mapping[str, str]:
+        return {"FOO_PEERS": ",".join(map(str, range(1, local_world_size)))}
+
+
+@mutant("PRO-005")
+class WorkspaceOfAThread(Fault):
+    """Each thread's first move takes a workspace, which outlives the thread."""
+
+    def move(self, tensor: torch.Tensor, device: torch.device, **options: Any) -> torch.Tensor:
+        thread: Any = threading.current_thread()
+        moved = super().move(tensor, device, **options)
+        if not (thread is threading.main_thread() or hasattr(thread, "workspace")):
+            thread.workspace = True
+            _workspaces.append(torch.empty(1 << 12, device=device))
+        return moved
+
+
+_workspaces: list[torch.Tensor] = []

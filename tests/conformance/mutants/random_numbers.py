@@ -223,3 +223,36 @@ class ThreadsDrawForThemselves(Kernel):
         found = real(*args, **kwargs)
         self.set_rng_state(before, args[0].device.index)
         return found
+
+
+@mutant("RNG-006")
+class ProbabilitiesOfEightBits(Kernel):
+    """`bernoulli_` rounds its probability down to 8 bits."""
+
+    operations = ("bernoulli_.float",)
+
+    def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        share = args[1] if len(args) > 1 else kwargs.pop("p", 0.5)
+        return real(args[0], int(share * 256) / 256, **kwargs)
+
+
+@mutant("RNG-006")
+class SmallNumbersAreZero(Kernel):
+    """`exponential_` gives 0 for what is small."""
+
+    operations = ("exponential_",)
+
+    def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        drawn = real(*args, **kwargs)
+        return drawn.masked_fill_(drawn < 2**-11, 0)
+
+
+@mutant("RNG-006")
+class NormalsEndAtThree(Kernel):
+    """`normal_` gives nothing beyond three deviations."""
+
+    operations = ("normal_",)
+
+    def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        drawn, mean, deviation = real(*args, **kwargs), *(*args[1:], 0.0, 1.0)[:2]
+        return drawn.clamp_(mean - 3 * deviation, mean + 3 * deviation)

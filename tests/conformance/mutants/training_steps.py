@@ -119,3 +119,46 @@ class LoadsOntoTheCurrent(Fault):
             return to
 
         return [patched(torch.UntypedStorage, "to", change)]
+
+
+@mutant("TRN-008")
+class KeepsTheFirstRate(Kernel):
+    """A fused step takes the learning rate of the first one."""
+
+    operations = ("_fused_adam_", "_fused_adamw_")
+    rate: float | None = None
+
+    def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self.rate is None:
+            self.rate = kwargs["lr"]
+        return real(*args, **{**kwargs, "lr": self.rate})
+
+
+@mutant("TRN-003")
+class LeavesStridedScaled(Kernel):
+    """Gradients that are not contiguous stay scaled."""
+
+    operations = ("_amp_foreach_non_finite_check_and_unscale_",)
+
+    def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        copies = [one if one.is_contiguous() else one.clone() for one in args[0]]
+        return real(copies, *args[1:], **kwargs)
+
+
+class _StopsAll(torch.amp.GradScaler):
+    """An optimizer takes no step once another one's gradients were not finite."""
+
+    def _maybe_opt_step(self, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+        states = self._per_optimizer_states.values()
+        found = [v for one in states for v in one.get("found_inf_per_device", {}).values()]
+        if any(value.item() for value in found):
+            return None
+        return super()._maybe_opt_step(optimizer, state, *args, **kwargs)
+
+
+@mutant("TRN-008")
+class OverflowStopsBoth(Fault):
+    """An overflow of one optimizer's gradients keeps the other one from its step."""
+
+    def new_grad_scaler(self, **kwargs: Any) -> Any:
+        return _StopsAll(self.device_type, **kwargs)
