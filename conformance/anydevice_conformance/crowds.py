@@ -9,18 +9,20 @@ from typing import Final
 import torch
 
 from anydevice_conformance.covering import covering_situations
+from anydevice_conformance.data import DTYPES, same_bits, short_name
 from anydevice_conformance.holdings import allocated
 from anydevice_conformance.moves import Place, place_name
 from anydevice_conformance.moving import read
 from anydevice_conformance.situations import Situation, restored, run_in, surroundings
 from anydevice_conformance.subject import Subject
 
-__all__ = ["check_crowds", "check_sources_gone"]
+__all__ = ["check_crowds", "check_sources_gone", "check_twins"]
 
 #: So many results of so many elements are kept at once, and as often.
 _CROWDS: Final = ((24, 1000, 1), (24, 4096, 1), (9, 21_001, 1), (1100, 3, 2))
 #: The last so many copies may be kept until they are known to be done.
 _IN_FLIGHT: Final = 16
+_TWINS: Final = ((), (1,), (3, 5))
 #: Elements of what is moved and at once let go of.
 _SHORT_LIVED: Final = (5, 4096, 300_001)
 
@@ -98,6 +100,32 @@ def _check_crowd(
     return one, [weakref.ref(tensor) for tensor in (*rows, *found)]
 
 
+def check_twins(subject: Subject, source: Place, target: Place) -> None:
+    """Two tensors of equal values, of every dtype, stay two: what is written to one is its own.
+
+    Raises:
+        AssertionError: they have become one; the message says of which.
+    """
+    if subject.is_host:
+        return
+    here, there = (
+        torch.device("cpu") if place is None else subject.device(place)
+        for place in (source, target)
+    )
+    for number, dtype in enumerate(subject.supported(*DTYPES)):
+        for shape in _TWINS:
+            plain = torch.ones(shape, dtype=dtype)
+            pair = [plain.to(here) if source is not None else plain.clone() for _ in range(2)]
+            late = bool(number % 2)
+            one, other = (subject.backend.move(t, there, non_blocking=late) for t in pair)
+            subject.backend.synchronize(target if target is not None else source or 0)
+            one.zero_()
+            assert same_bits(read(other), plain), (
+                f"MOV-025: two {short_name(dtype)} of shape {shape} and of equal values, moved "
+                f"from {place_name(source)} to {place_name(target)}, share their memory"
+            )
+
+
 def check_sources_gone(subject: Subject, source: Place, target: Place) -> None:
     """Sources that are gone once the move has returned, and whose memory is used again.
 
@@ -132,8 +160,7 @@ def _check_gone(
         passing = start + factor
         with surroundings(subject):
             moved.append(subject.backend.move(passing, there, non_blocking=late))
-        if source is None:
-            passing.zero_()
+        passing.zero_()  # on a device it is queued after the copy
         del passing
     others = [torch.zeros(count, device=here) for _ in range(3)]
     if target is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Callable
 from functools import partial
 from typing import Final
@@ -47,9 +48,10 @@ def check_gradients(subject: Subject, source: Place, target: Place) -> None:
         return  # torch orders a backward between devices by their events
     dtypes = subject.supported(*REAL_FLOATS, torch.complex64)
     graded = [s for s in covering_situations(subject) if s.mode == "enable_grad"]
-    cases = list(itertools.product(dtypes, _FORMS, _INCOMING, (False, True)))
+    cases = list(itertools.product(dtypes, _FORMS, _INCOMING, (False, True), (False, True)))
+    random.Random(subject.seed).shuffle(cases)
     for number, situation in enumerate(graded or [Situation()]):
-        share = cases[number :: len(graded)] if not subject.quick else cases[number::17]
+        share = cases[number :: len(graded)] if not subject.quick else cases[number::34]
 
         with restored(subject):
             run_in(subject, situation, partial(_share, subject, share, situation, source, target))
@@ -63,15 +65,16 @@ def check_gradients(subject: Subject, source: Place, target: Place) -> None:
 
 def _share(
     subject: Subject,
-    share: list[tuple[torch.dtype, tuple[tuple[int, ...], str], str, bool]],
+    share: list[tuple[torch.dtype, tuple[tuple[int, ...], str], str, bool, bool]],
     situation: Situation,
     source: Place,
     target: Place,
 ) -> None:
-    for dtype, (shape, layout), incoming, late in share:
+    for dtype, (shape, layout), incoming, late, further in share:
         move = _move(dtype, shape, layout, source, target, late)
         words = f"MOV-011: {incoming} gradient, {move!r}, {situation!r}"
-        _named(words, partial(_first, subject, move, incoming))
+        words += ", of what was computed" * further
+        _named(words, partial(_first, subject, move, incoming, further))
 
 
 def _named(words: str, check: Callable[[], object]) -> None:
@@ -109,13 +112,15 @@ def _place(subject: Subject, place: Place) -> torch.device:
     return torch.device("cpu") if place is None else subject.device(place)
 
 
-def _first(subject: Subject, move: Move, incoming: str) -> None:
+def _first(subject: Subject, move: Move, incoming: str, further: bool) -> None:
     leaf = make_source(subject, move).tensor
+    source = leaf.view_as(leaf) if further else leaf
     given = all_bits(move.dtype, *move.shape, seed=len(move.shape) + 17)
     with surroundings(subject):
         moved = subject.backend.move(
-            leaf, _place(subject, move.target), non_blocking=move.non_blocking
+            source, _place(subject, move.target), non_blocking=move.non_blocking
         )
+    assert moved.requires_grad, "the result requires no gradient"
     there = _INCOMING[incoming](given.to(moved.device))
     (found,) = torch.autograd.grad(moved, leaf, there)
     assert found.device == leaf.device, f"the gradient is on {found.device}"

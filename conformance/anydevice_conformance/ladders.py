@@ -23,6 +23,9 @@ _DTYPES: Final = (torch.uint8, torch.float32, torch.bfloat16, torch.int64)
 _LAST: Final = 22
 _LAST_OF_A_FULL_RUN: Final = 26
 _LAST_OF_ALL: Final = 18
+#: The most bytes of one move, with ``--quick`` and without.
+_QUICKLY: Final = 20 << 20
+_LARGEST: Final = 200 << 20
 
 
 def _sizes(itemsize: int, turn: int, last: int) -> Iterator[int]:
@@ -67,6 +70,25 @@ def check_sizes(subject: Subject, source: Place, target: Place, turn: int) -> No
 
         with restored(subject):
             run_in(subject, situation, work)
+    _check_largest(subject, source, target, turn)
+
+
+def _check_largest(subject: Subject, source: Place, target: Place, turn: int) -> None:
+    """One move of about a third of what there is room for, and of no round size."""
+    room = min(subject.room(place) for place in (source, target) if place is not None) // 3
+    size = min(room, _QUICKLY if subject.quick else _LARGEST) - 4 * turn - 1029
+    here, there = (
+        torch.device("cpu") if place is None else subject.device(place)
+        for place in (source, target)
+    )
+    values = torch.arange(size // 4, dtype=torch.int32).view(torch.uint8)[: size - size % 4 - 3]
+    start = values.to(here)
+    found = subject.backend.move(start, there, non_blocking=turn % 2 == 0)
+    subject.synchronize_all()
+    assert same_bits(read(found), values), (
+        f"MOV-020: of {values.numel()} bytes from {place_name(source)} to {place_name(target)}, "
+        "the values changed"
+    )
 
 
 def _check(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -63,6 +64,36 @@ def _overlapping(shape: tuple[int, ...]) -> Any:
     return (rows - 1) * step + columns, lambda flat: flat.unfold(0, columns, step)
 
 
+def _repeated(shape: tuple[int, ...]) -> Any:
+    """Expanded over the first dimension."""
+    if not shape or not shape[0]:
+        return None
+    return math.prod(shape[1:]), lambda flat: flat.view(1, *shape[1:]).expand(shape)
+
+
+def _mixed(turn: int) -> Build:
+    """Any order of dimensions, up to two of which are stepped, padded or expanded."""
+
+    def build(shape: tuple[int, ...]) -> Any:
+        if not shape:
+            return None
+        dice = random.Random(f"{turn} {shape}")
+        order = dice.sample(range(len(shape)), len(shape))
+        odd = {d: dice.choice(("stepped", "padded", "expanded")) for d in order[:2]}
+        dice.shuffle(order)
+        strides, step = [0] * len(shape), 1
+        for place in order:
+            if odd.get(place) == "expanded":
+                continue
+            strides[place] = step * (1 + (odd.get(place) == "stepped"))
+            step = strides[place] * max(1, shape[place]) + (odd.get(place) == "padded")
+        last = sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
+        count = last + 1 if math.prod(shape) else 0
+        return count, lambda flat: flat.as_strided(shape, strides, flat.storage_offset())
+
+    return build
+
+
 #: Name to a function of the shape, which gives how many elements the storage has, and the view of
 #: a flat tensor of so many; None where the layout has no such shape.
 LAYOUTS: Final[dict[str, Build]] = {
@@ -73,7 +104,10 @@ LAYOUTS: Final[dict[str, Build]] = {
     "stepped": _stepped,
     "narrowed": _narrowed,
     "expanded": _expanded,
+    "repeated": _repeated,
     "overlapping": _overlapping,
+    "mixed": _mixed(0),
+    "mixed otherwise": _mixed(1),
 }
 
 

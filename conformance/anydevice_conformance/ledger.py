@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from anydevice_conformance.covering import covering_situations
 from anydevice_conformance.measuring import looks_like_host_memory
 from anydevice_conformance.members_memory import Memory
-from anydevice_conformance.situations import Situation, restored, run_in
+from anydevice_conformance.situations import Situation, restored, run_in, side_stream
 from anydevice_conformance.subject import Subject
 
 __all__ = ["Entry", "entries", "run_ledger"]
@@ -26,6 +26,7 @@ _MIB: Final = 1 << 20
 _KINDS: Final = (
     *("make", "make", "move", "many small", "of a view", "for a moment", "drop", "drop"),
     *("drop all", "reset the peak", "empty the cache", "fill up", "ask too much", "pin"),
+    "used elsewhere",
 )
 #: So many small tensors are made at once, of so many bytes each.
 _MANY: Final = 40
@@ -133,6 +134,12 @@ class _Run:
         elif kind == "many small":
             small = [self.memory.tensor(index, _LITTLE) for _ in range(_MANY)]
             self.keep(index, _LITTLE * _MANY, small, slack=8 * _MIB)
+        elif kind == "used elsewhere":  # its memory waits for another stream, and no longer
+            tensor = self.memory.tensor(index, size)
+            if self.subject.capabilities.streams:
+                with contextlib.suppress(RuntimeError):  # not every device has it
+                    tensor.record_stream(side_stream(self.subject, index))
+            self.keep(index, size, tensor)
         elif kind in ("make", "for a moment"):
             self.keep(index, size, self.memory.tensor(index, size))
             if kind == "for a moment":
@@ -151,6 +158,7 @@ class _Run:
         assert one[-1].item() == 1, f"OOM-004: what lived on device {index} has changed"
         del one, what
         self.subject.backend.synchronize(index)
+        self.memory.tensor(index, 1)  # some allocators look for what is free when they are asked
 
     def fill_up(self, index: int) -> None:
         """Most of what is free is taken for a moment, and all devices are asked then."""

@@ -223,7 +223,7 @@ class _Run:
             part, expected = value.part(number)
             tensor = self.subject.put(part, stream.device, non_blocking=not blocking)
         stamp = self.stamp(target)
-        value.read += [stamp, self.stamp(source)]
+        value.read.append(self.stamp(source))  # what comes later there comes after the copy
         self.values.append(_Value(tensor, expected, stream.device, target, stamp))
 
     def wait_for_all(self, device: int) -> None:

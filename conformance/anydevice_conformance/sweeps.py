@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from anydevice_conformance.covering import covering_situations
-from anydevice_conformance.crowds import check_crowds, check_sources_gone
+from anydevice_conformance.crowds import check_crowds, check_sources_gone, check_twins
 from anydevice_conformance.data import DTYPES, same_bits, short_name
 from anydevice_conformance.gradients import check_gradients
 from anydevice_conformance.ladders import check_sizes, random_bytes
@@ -24,34 +24,10 @@ from anydevice_conformance.moves import KINDS, Place, Tagged, dtypes_of, place_n
 from anydevice_conformance.moving import flags_of, read
 from anydevice_conformance.situations import Situation, restored, run_in, state, surroundings
 from anydevice_conformance.subject import Subject
+from anydevice_conformance.sweep_cases import SMALL_STORAGE, Case, small_cases
 
-__all__ = ["SMALL", "routes", "sweep"]
+__all__ = ["routes", "sweep"]
 
-#: Shape, layout, and how many elements lie before it in its storage.
-Case = tuple[tuple[int, ...], str, int]
-
-SMALL: Final[tuple[Case, ...]] = (
-    ((), "contiguous", 5),
-    ((1,), "contiguous", 0),
-    ((0, 3), "contiguous", 0),
-    ((7,), "contiguous", 3),
-    ((65,), "contiguous", 0),
-    ((4097,), "contiguous", 1),
-    ((3, 5), "transposed", 0),
-    ((33, 70), "transposed", 2),
-    ((5, 8), "stepped", 1),
-    ((9, 6), "narrowed", 0),
-    ((4, 6), "expanded", 0),
-    ((5, 6), "overlapping", 0),
-    ((3, 4, 5), "permuted", 0),
-    ((2, 3, 4, 5), "permuted", 3),
-    ((2, 3, 1, 2, 4), "permuted", 0),
-    ((3, 2, 2, 1, 2, 3), "permuted", 0),
-    ((2, 3, 4, 5), "channels-last", 0),
-    ((2, 3, 4, 5, 3), "channels-last", 1),
-    ((2, 1, 3, 2, 1, 2), "contiguous", 2),
-    ((2, 1, 2, 1, 2, 1, 3), "transposed", 0),
-)
 _LARGEST: Final = ((1 << 20) + 5,)
 _LARGE: Final[tuple[Case, ...]] = (
     ((70_001,), "contiguous", 1),
@@ -89,13 +65,15 @@ def sweep(subject: Subject, between: bool) -> None:
     ways = routes(subject, between=between)
     seldom = subject.supported(*_SELDOM) if subject.quick else _SELDOM
     for number, dtype in enumerate((*subject.supported(*DTYPES), *_OTHERS, *seldom)):
-        for large, cases in ((False, SMALL), (True, _LARGE)):
+        for large in (False, True):
             if large and dtype.itemsize * _COPIES > min(map(subject.room, subject.indices)) >> 20:
                 continue
             if large and subject.quick and dtype not in _LARGEST_OF[:2]:
                 continue
             for turn in range(1 if subject.quick or large else 3):
-                one = _Sweep(subject, number + 7 * turn, dtype, large, cases)
+                place = number + 7 * turn
+                cases = _LARGE if large else small_cases(place, subject.seed)
+                one = _Sweep(subject, place, dtype, large, cases)
                 try:
                     one.run(ways)
                 except _RefusedError:
@@ -103,6 +81,7 @@ def sweep(subject: Subject, between: bool) -> None:
     for turn, (source, target) in enumerate(ways, start=subject.seed):
         check_gradients(subject, source, target)
         check_crowds(subject, source, target)
+        check_twins(subject, source, target)
         check_sizes(subject, source, target, turn)
         check_sources_gone(subject, source, target)
 
@@ -134,14 +113,16 @@ class _Sweep:
             cases = cases[:-1]
         self._cases = cases
         self._refusable = not subject.backend.supports_dtype(dtype)
-        count = 9000 if not large else (1 << 20) + 9 if len(cases) == len(_LARGE) else 330_100
+        count = (
+            SMALL_STORAGE if not large else (1 << 20) + 9 if len(cases) == len(_LARGE) else 330_100
+        )
         self._values = {"": self._random_bits(count)}
         self._kinds = ["plain"]
         if not large and not self._refusable:
             kinds = [kind for kind in KINDS if kind not in ("plain", "negative")]
             self._kinds += [kind for kind in kinds if dtype in dtypes_of(subject, kind)]
         if "conjugate" in self._kinds:  # numbers, whose signs may be changed
-            parts = torch.randn(9000, dtype=torch.float64)
+            parts = torch.randn(SMALL_STORAGE, dtype=torch.float64)
             self._values["numbers"] = torch.complex(parts, parts.flip(0)).to(dtype)
         self._storages: dict[tuple[Place, str], torch.Tensor] = {}
 
@@ -155,10 +136,12 @@ class _Sweep:
         sources = [self._source(job) for job in jobs]
         self._subject.synchronize_all()
         every = covering_situations(self._subject)
+        kept: list[torch.Tensor] = []
         for number, situation in enumerate(every):
             share = range((number + self._number) % len(every), len(jobs), len(every))
             if share:
-                self._run_in(situation, [(jobs[n], *sources[n]) for n in share])
+                kept += self._run_in(situation, [(jobs[n], *sources[n]) for n in share])
+        self._assert_apart(kept)
         for (place, how), storage in self._storages.items():
             values = self._values.get(how, self._values[""])
             assert same_bits(read(storage), values), (
@@ -168,8 +151,10 @@ class _Sweep:
 
     def _run_in(
         self, situation: Situation, share: list[tuple[Job, torch.Tensor, torch.Tensor]]
-    ) -> None:
-        def work() -> list[Callable[[], None]]:
+    ) -> list[torch.Tensor]:
+        """Do a share of the moves, and compare; returns the results, where they are kept."""
+
+        def work() -> list[tuple[torch.Tensor, Callable[[], None]]]:
             before = state(self._subject)
             done = [self._moved(*one, situation=situation) for one in share]
             changed = before.differences(state(self._subject))
@@ -177,10 +162,19 @@ class _Sweep:
             return done
 
         with restored(self._subject):
-            checks = run_in(self._subject, situation, work)
+            done = run_in(self._subject, situation, work)
         self._subject.synchronize_all()
-        for check in checks:
+        for _, check in done:
             check()
+        return [moved for moved, _ in done] if not self._large else []
+
+    def _assert_apart(self, kept: list[torch.Tensor]) -> None:
+        """No two results that live at once are one memory, of equal values neither."""
+        at = [(t.device, t.data_ptr()) for t in kept if t.numel() and not self._subject.is_host]
+        places = [place for place in at if place[1]]  # some devices have no addresses
+        assert len(places) == len(set(places)), (
+            f"MOV-025: of {len(places)} results of {short_name(self._dtype)} two share their memory"
+        )
 
     def _each(self, way: tuple[Place, Place]) -> Iterator[Job]:
         pins = way[0] is None and self._subject.capabilities.pinned_memory
@@ -238,8 +232,8 @@ class _Sweep:
 
     def _moved(
         self, job: Job, source: torch.Tensor, expected: torch.Tensor, situation: Situation
-    ) -> Callable[[], None]:
-        """Do a move; returns what holds it against the right answer."""
+    ) -> tuple[torch.Tensor, Callable[[], None]]:
+        """Do a move; returns the result, and what holds it against the right answer."""
         (here, there), (shape, layout, offset), late, how, kind = job
         subject = self._subject
         target = subject.device(there) if there is not None else torch.device("cpu")
@@ -274,7 +268,7 @@ class _Sweep:
 
         if there is not None and len(words) % 2:  # at once, with no other call of the backend
             check()
-        return check
+        return moved, check
 
 
 def _assert_right(

@@ -11,7 +11,7 @@ from anydevice_conformance.data import DTYPES, all_bits, same_bits, short_name
 from anydevice_conformance.layouts import LAYOUTS
 from anydevice_conformance.moving import read
 from anydevice_conformance.subject import Subject
-from anydevice_conformance.sweeps import SMALL
+from anydevice_conformance.sweep_cases import small_cases
 from anydevice_conformance.threads import at_once
 
 __all__ = ["check_traffic"]
@@ -30,13 +30,14 @@ def check_traffic(subject: Subject, turns: int) -> None:
     def work(number: int) -> None:
         dice = random.Random(subject.seed * _THREADS + number)
         for _ in range(turns):
-            dtype, (shape, layout, offset) = dice.choice(dtypes), dice.choice(SMALL)
+            dtype = dice.choice(dtypes)
+            shape, layout, offset = dice.choice(small_cases(dice.randrange(99), subject.seed))
             made = LAYOUTS[layout](shape)
             assert made is not None
             count, view = made
             storage = all_bits(dtype, count + offset, seed=dice.randrange(1 << 30))
             words = f"thread {number}: {short_name(dtype)} {shape}, {layout}"
-            _round_trip(subject, dice, view(storage[offset:]), words)
+            _round_trip(subject, dice, view(storage[offset : offset + count]), words)
 
     at_once(work, _THREADS, subject.backend)
 

@@ -78,4 +78,4 @@ def test_MOV_019_threads(subject: Subject) -> None:
             assert torch.equal(found, source + 1), f"thread {number}: got another's values"
 
     at_once(work, 8, subject.backend)
-    check_traffic(subject, turns=12 if subject.quick else 60)
+    check_traffic(subject, turns=8 if subject.quick else 60)

@@ -25,6 +25,9 @@ from anydevice_conformance.work import still_running
 
 pytestmark = needs("streams")
 
+#: More streams and events than a driver has at hand.
+_MANY = 20
+
 
 def test_STR_017_programs(subject: Subject) -> None:
     """A program of copies, kernels, events and waits gives what the promised order makes of it.
@@ -82,13 +85,24 @@ def test_STR_018_nothing_waits_for_others(subject: Subject) -> None:
 
 
 def _busy_stream(subject: Subject, index: int) -> Any:
-    kept: dict[int, Any] = subject.__dict__.setdefault("_busy_streams", {})
+    return _kept_stream(subject, "_busy_streams", index)
+
+
+def _kept_stream(subject: Subject, name: str, index: int) -> Any:
+    """A stream that is made once and is none of those that situations have."""
+    kept: dict[int, Any] = subject.__dict__.setdefault(name, {})
+    others = [streams.get(index) for streams in _all_kept(subject)]
     while index not in kept:
         stream = subject.backend.new_stream(index)
         # Drivers hand out streams in turn: not one that a situation has.
-        if stream not in (side_stream(subject, index), subject.backend.current_stream(index)):
+        usual = (side_stream(subject, index), subject.backend.current_stream(index))
+        if stream not in (*usual, *others):
             kept[index] = stream
     return kept[index]
+
+
+def _all_kept(subject: Subject) -> list[dict[int, Any]]:
+    return [subject.__dict__.get(name, {}) for name in ("_busy_streams", "_waiting_streams")]
 
 
 def _actions(subject: Subject) -> dict[str, Callable[[int], Callable[[], object]]]:
@@ -128,11 +142,25 @@ def _actions(subject: Subject) -> dict[str, Callable[[int], Callable[[], object]
 
         return act
 
+    def waits(index: int) -> Callable[[], object]:
+        busy = [_busy_stream(subject, one) for one in subject.indices]
+        waiting = [_kept_stream(subject, "_waiting_streams", one) for one in subject.indices]
+
+        def act() -> None:  # the streams wait for busy ones, of each device; the host does not
+            for stream in busy:
+                event = backend.record_event(stream)
+                for other in waiting:
+                    backend.wait_event(other, event)
+
+        return act
+
     def streams(index: int) -> Callable[[], object]:
         stream = side_stream(subject, index)
 
         def act() -> None:
-            backend.new_stream(index)
+            for _ in range(_MANY):
+                backend.new_stream(index)
+                backend.record_event(stream)
             backend.current_stream(index)
             with backend.use_stream(stream):
                 pass
@@ -146,7 +174,8 @@ def _actions(subject: Subject) -> dict[str, Callable[[int], Callable[[], object]
         "a large move to the device": lambda index: lambda: subject.put(large, index),
         "a blocking move to the device": lambda index: lambda: subject.put(values, index),
         "an event on an idle stream": events,
-        "a new stream": streams,
+        "an event of a busy stream, and a wait for it": waits,
+        "many new streams and events": streams,
     }
     if len(subject.indices) > 1:
         found["a non-blocking move between devices"] = cross

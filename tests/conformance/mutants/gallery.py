@@ -44,6 +44,7 @@ _MODULES: Final = (
     "training_steps",
     "seldom",
     "orders",
+    "crossings",
 )
 #: Names the mutant that child processes put in place as they start; see ``startup``.
 MUTANT_VARIABLE: Final = "ANYDEVICE_TEST_MUTANT"
