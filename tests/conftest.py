@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import shutil
+import sys
 import tempfile
 
 import forking
@@ -19,11 +20,14 @@ _LONG = {"cli", "launch", "vendor"}
 def pytest_configure(config):
     """Load the fixtures, or have workers that do so and are forks of one process.
 
-    (Who only distributes the tests needs no torch.)
+    (Who only distributes the tests needs no torch. Elsewhere a process with libraries may not fork:
+    there workers are new interpreters.)
     """
     if config.getoption("numprocesses", None) and config.option.tx:
         gc.enable()
         forking.start()
+        if not sys.platform.startswith("linux"):
+            return
         folder = tempfile.mkdtemp()
         config.add_cleanup(lambda: shutil.rmtree(folder))
         program = warm_python(folder, forking.TRANSFORMERS)

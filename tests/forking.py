@@ -209,6 +209,8 @@ class _Node:
             for listener in self.listeners.values():
                 listener.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            if kind != "programs":  # whose keeper stays when Ctrl-C ends them
+                signal.signal(signal.SIGINT, signal.default_int_handler)
             self.kinds()[kind](connection)
         connection.close()
 
