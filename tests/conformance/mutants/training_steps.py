@@ -134,7 +134,7 @@ class KeepsTheFirstRate(Kernel):
         return real(*args, **{**kwargs, "lr": self.rate})
 
 
-@mutant("TRN-003")
+@mutant("TRN-008")
 class LeavesStridedScaled(Kernel):
     """Gradients that are not contiguous stay scaled."""
 

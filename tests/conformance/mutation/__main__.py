@@ -101,7 +101,7 @@ def _chooser(member: str, args: argparse.Namespace):
 
 
 #: The first examples find all: they are tried to the end, since the ranks stay in step.
-_FEW = {"COL-012": 2 * len(KINDS)}
+_FEW = {"COL-012": 2 * len(KINDS), "COL-013": 30, "COL-014": 30}
 
 
 def _gallery(args: argparse.Namespace) -> list[Outcome]:
