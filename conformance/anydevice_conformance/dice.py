@@ -10,9 +10,14 @@ __all__ = ["Dice"]
 
 
 class Dice:
-    """Draws the arguments of an operation from one number."""
+    """Draws the arguments of an operation from one number.
 
-    def __init__(self, seed: int) -> None:
+    Attributes:
+        special: whether infinities, NaN and the like may be among them.
+    """
+
+    def __init__(self, seed: int, special: bool = False) -> None:
+        self.special = special
         self.generator = torch.Generator().manual_seed(seed)
 
     def among(self, *values: Any) -> Any:

@@ -1,45 +1,97 @@
-"""Calls an operator in one of the ways in which it can be called."""
+"""Calls an operator in each of the ways in which it can be called."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Final
 
 import torch
-from torch.utils import _pytree as pytree
 
 from anydevice_conformance.layouts import LAYOUTS
 
-__all__ = ["called", "in_double", "placed"]
+__all__ = ["WAYS", "WRITES", "called", "in_double", "leaves", "mapped", "placed"]
+
+#: How an operator is called; what writes into its arguments comes last.
+WAYS: Final = ("plain", "into out", "gradient", "once more", "in place")
+#: Of these, those that write into its arguments.
+WRITES: Final = ("once more", "in place")
+#: Of so many arguments each is tried alone, as where the others are frozen.
+_ALONE: Final = 3
 
 
-def called(description: Any, sample: Any, way: str, layout: str, only: int, given: Any) -> Any:
+def mapped(function: Callable[[Any], Any], value: Any) -> Any:
+    """The value with a function of each leaf of its lists, tuples and dicts, in their places."""
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, list | tuple):
+        found = [mapped(function, one) for one in value]
+        return tuple(found) if isinstance(value, tuple) else found
+    if isinstance(value, dict):
+        return {key: mapped(function, one) for key, one in value.items()}
+    return function(value)
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """What stands in lists, tuples and dicts."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from leaves(one)
+    elif isinstance(value, dict):
+        yield from leaves(list(value.values()))
+    else:
+        yield value
+
+
+def called(way: str, description: Any, sample: Any, layout: str, given: Any) -> Any:
     """What an operator gives, and what its arguments and their neighbours in memory are then.
 
     Args:
+        way: one of `WAYS`.
         description: of the operator.
         sample: says how a gradient is taken of its results.
-        way: one of plain, in place, into out, gradient.
-        layout: of what is written into.
-        only: the number of the argument that a gradient is taken for, of all that have one;
-            negative for all of them.
+        layout: of what is written into, and of the gradient that comes in.
         given: the arguments, and options.
     """
     arguments, options = given
     if way == "gradient":
-        return _gradients(description, sample, only, arguments, options)
+        return _gradients(description, sample, layout, arguments, options)
     if way == "in place":
         result = description.inplace_variant(*arguments, **options)
     else:
+        if way == "once more":
+            _change(arguments[0])
         result = description(*arguments, **options)
     if way == "into out":
-        out = pytree.tree_map_only(torch.Tensor, lambda one: _filled(one, layout), result)
-        description(*arguments, **options, out=out)
-        result = out, pytree.tree_map_only(torch.Tensor, _whole, out)
-    return result, pytree.tree_map_only(torch.Tensor, _whole, arguments)
+        outs = [_tensors(lambda one: _filled(one, layout), result)]
+        outs.append(_tensors(lambda one: one.new_empty(0), result))
+        for out in outs:
+            description(*arguments, **options, out=out)
+        result = outs, _tensors(_whole, outs)
+    return result, _tensors(_whole, arguments)
+
+
+def _tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
+    return mapped(lambda one: function(one) if isinstance(one, torch.Tensor) else one, value)
+
+
+def _change(argument: Any) -> None:
+    """Put an argument's elements in another order, where they are."""
+    for tensor in leaves(argument):
+        if isinstance(tensor, torch.Tensor) and tensor.dim() and 0 not in tensor.stride():
+            tensor.copy_(tensor.flip(0))
 
 
 def placed(tensor: torch.Tensor, device: torch.device, layout: str, offset: int) -> torch.Tensor:
-    """A copy on a device, of the layout, so many elements within its storage."""
+    """A copy on a device, of the layout, so many elements within its storage.
+
+    What is expanded has the first of its rows or columns in the place of all.
+    """
+    if layout in ("rows", "columns"):
+        kept = tensor[:1] if layout == "rows" else tensor[..., :1]
+        one: torch.Tensor = kept.clone(memory_format=torch.contiguous_format).to(device)
+        return one.expand(tensor.shape)
     made = LAYOUTS[layout](tuple(tensor.shape))
     if made is None or (layout == "contiguous" and not offset):
         return tensor.clone(memory_format=torch.contiguous_format).to(device)
@@ -51,10 +103,15 @@ def placed(tensor: torch.Tensor, device: torch.device, layout: str, offset: int)
 
 
 def _filled(result: torch.Tensor, layout: str) -> torch.Tensor:
-    """A tensor to write a result into, that lies in memory as nobody's result does by itself."""
-    count, view = LAYOUTS[layout](tuple(result.shape)) or LAYOUTS["stepped"](tuple(result.shape))  # type: ignore[misc]
-    flat = torch.full((count + 3,), 1, dtype=result.dtype, device=result.device)
-    into: torch.Tensor = view(flat[3:])
+    """A tensor to write a result into, that lies in memory as nobody's result does by itself.
+
+    It holds small numbers, which are no result's: what is not written shows.
+    """
+    dense = layout in ("contiguous", "rows", "columns")
+    made = None if dense else LAYOUTS[layout](tuple(result.shape))
+    count, view = made or LAYOUTS["stepped"](tuple(result.shape))  # type: ignore[misc]
+    numbers = torch.arange(count + 3).remainder_(3).to(result.dtype)
+    into: torch.Tensor = view(numbers.to(result.device)[3:])
     return into
 
 
@@ -65,37 +122,56 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _gradients(
-    description: Any, sample: Any, only: int, arguments: list[Any], options: dict[str, Any]
+    description: Any, sample: Any, layout: str, arguments: list[Any], options: dict[str, Any]
 ) -> list[Any]:
-    """Of a weighted sum of the results, for the floating arguments or one of them."""
-    leaves: list[torch.Tensor] = []
+    """Of a weighted sum of the results: for all the floating arguments, and for each alone."""
+    found: list[torch.Tensor] = []
 
     def leaf(tensor: torch.Tensor) -> torch.Tensor:
-        found = tensor.detach()
-        if found.is_floating_point():
-            leaves.append(found)
-        return found
+        detached = tensor.detach()
+        if detached.is_floating_point():
+            found.append(detached.requires_grad_())
+        return detached
 
-    arguments, options = pytree.tree_map_only(torch.Tensor, leaf, (arguments, options))
-    if only >= 0:
-        leaves[:] = [leaves[only % len(leaves)]]
-    for one in leaves:
-        one.requires_grad_()
+    arguments, options = _tensors(leaf, (arguments, options))
     result = sample.output_process_fn_grad(description(*arguments, **options))
-    outputs = [r for r in pytree.tree_leaves(result) if isinstance(r, torch.Tensor)]
+    outputs = [r for r in leaves(result) if isinstance(r, torch.Tensor)]
     outputs = [r for r in outputs if r.requires_grad and not r.is_complex()]
-    weights = [_weights(r).to(r.dtype).to(r.device) for r in outputs]
-    return list(torch.autograd.grad(outputs, leaves, weights, allow_unused=True))
+    turned = layout == "transposed"
+    grads = torch.autograd.grad(
+        outputs, found, [_weights(r, turned) for r in outputs], allow_unused=True, retain_graph=True
+    )
+    summed = [_of_a_sum(r) for r in outputs]
+    alone = [[one] for one in found[:_ALONE]]
+    return [
+        grads,
+        *(
+            torch.autograd.grad(outputs, one, summed, allow_unused=True, retain_graph=True)
+            for one in alone
+        ),
+    ]
 
 
-def _weights(result: torch.Tensor) -> torch.Tensor:
+def _weights(result: torch.Tensor, turned: bool) -> torch.Tensor:
+    """A gradient that comes in, other for each element; as of what was transposed, or not."""
     values = torch.linspace(-1.0, 1.5, max(1, result.numel()), dtype=torch.float64)
-    return values[: result.numel()].reshape(result.shape)
+    values = values[: result.numel()].reshape(result.shape).to(result.dtype)
+    if turned and result.dim() > 1:
+        return values.mT.contiguous().to(result.device).mT
+    return values.to(result.device)
+
+
+def _of_a_sum(result: torch.Tensor) -> torch.Tensor:
+    """The gradient that comes in where all rows, or elements, are summed: it has no strides."""
+    width = result.shape[-1] if result.dim() > 1 else 1
+    row = torch.linspace(-1.0, 1.5, max(2, width))[1:] if width > 1 else torch.full((1,), 1.5)
+    row = torch.cat([row, row[:1]])[:width].to(result.dtype).to(result.device)
+    return row.expand(result.shape) if result.dim() else row[0]
 
 
 def in_double(given: Any) -> Any:
     """The arguments with twice the digits; None where they have none."""
-    tensors = [a for a in pytree.tree_leaves(given) if isinstance(a, torch.Tensor)]
+    tensors = [a for a in leaves(given) if isinstance(a, torch.Tensor)]
     if not any(t.is_floating_point() or t.is_complex() for t in tensors):
         return None
 
@@ -104,4 +180,4 @@ def in_double(given: Any) -> Any:
             return tensor.to(torch.complex128)
         return tensor.double() if tensor.is_floating_point() else tensor
 
-    return pytree.tree_map_only(torch.Tensor, doubled, given)
+    return _tensors(doubled, given)

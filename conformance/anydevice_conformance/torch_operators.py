@@ -35,7 +35,7 @@ _LEFT_OUT: Final = (
     # Their other results are a device's own business, or they are for one kind of device.
     r"_?native_|_batch_norm|jiterator|torch\.|to_sparse|sparse|_segment|masked\.",
     # They look beyond the view that they are given, or ask for the host.
-    r"as_strided|to$",
+    r"as_strided|to$|tensor_split",
     # Not said for some of the arguments: negative floats as bytes, shifts by too much, the one of
     # several values that is written to one place, values at the edge of a bin.
     r"byte|bitwise_(left|right)_shift|index_put|put|hist",

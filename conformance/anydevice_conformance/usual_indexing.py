@@ -16,6 +16,7 @@ from anydevice_conformance.usual_operator import (
     numbers,
     of_shapes,
     of_sizes,
+    part,
     rows_by_index,
     usual,
 )
@@ -40,10 +41,12 @@ def _picked(dice: Dice, dtype: torch.dtype) -> list[Any]:
 
 
 def _masked(dice: Dice, dtype: torch.dtype) -> list[Any]:
-    size = dice.among((3, 5), (33,), (2, 3, 7))
+    """Numbers, a mask that may be broadcast to them, and as many others."""
+    size = dice.among((3, 5), (33,), (2, 3, 7), (2, 3, 1, 5))
+    chosen = dice.among(size, part(dice, size))
     return [
         numbers(dice, dtype, *size),
-        torch.rand(size, generator=dice.generator) > 0.5,
+        torch.rand(chosen, generator=dice.generator) > 0.5,
         numbers(dice, dtype, *size),
     ]
 

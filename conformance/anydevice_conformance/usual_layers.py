@@ -73,6 +73,26 @@ def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return F.scaled_dot_product_attention(q, k, v, mask.expand(q.shape[-2], -1))
 
 
+def _masks(dice: Dice, dtype: torch.dtype) -> list[Any]:
+    """Queries, keys and values, and a mask, which is broadcast to samples and heads."""
+    q, k, v = _queries(dice, dtype)
+    size = 2, 2, q.shape[-2], k.shape[-2]
+    shape = dice.among(size, (2, 1, *size[2:]), (1, 2, *size[2:]), (2, 1, 1, size[3]), size[2:])
+    mask = torch.rand(shape, generator=dice.generator) > 0.4
+    mask[..., 0] = True
+    return [q, k, v, mask if dice.among(True, False) else (mask.to(dtype) - 1) * 3]
+
+
+def _normed(*more: tuple[int, ...]) -> Make:
+    """Samples with channels, of one to three dimensions, and more for each channel."""
+
+    def make(dice: Dice, dtype: torch.dtype) -> list[Any]:
+        size = dice.among((2, 6, 5), (2, 6, 3, 5), (2, 6, 3, 5), (3, 6, 2, 2, 3), (2, 6))
+        return [numbers(dice, dtype, *one, low=-2, high=2) for one in (size, *more)]
+
+    return make
+
+
 #: Products, layers and losses.
 LAYERS: Final = (
     usual("mm", _products("ij", "jk"), torch.mm, *NUMBERS, supports_out=True),
@@ -108,7 +128,9 @@ LAYERS: Final = (
     ),
     usual(
         "layer_norm of two dimensions",
-        lambda dice, dtype: of_shapes((dice.among(3, 4100), 2, 3), (2, 3), (2, 3))(dice, dtype),
+        lambda dice, dtype: of_shapes((dice.among(3, 4100, 4100), 2, 3), (2, 3), (2, 3))(
+            dice, dtype
+        ),
         lambda x, w, b: F.layer_norm(x, (2, 3), w, b),
     ),
     usual(
@@ -123,10 +145,10 @@ LAYERS: Final = (
     ),
     usual(
         "batch_norm in use",
-        of_shapes((5, 3, 4), (3,)),
+        _normed((6,)),
         lambda x, w: F.batch_norm(x, w.detach(), w.detach().abs() + 1, w),
     ),
-    usual("running batch_norm", of_shapes((5, 3), (3,)), _running),
+    usual("running batch_norm", _normed((6,)), _running),
     usual(
         "enlarged by a factor",
         _pictures,
@@ -152,12 +174,21 @@ LAYERS: Final = (
         lambda *x: torch.stack([*torch._foreach_norm(x, 2), *torch._foreach_norm(x, float("inf"))]),
     ),
     usual("masked attention", _queries, _attend),
+    usual(
+        "attention with masks",
+        _masks,
+        lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, m.detach()),
+    ),
     usual("rms_norm", of_shapes((3, 17), (17,)), lambda x, w: F.rms_norm(x, (17,), w)),
-    usual("group_norm", of_shapes((2, 6, 5), (6,), (6,)), lambda x, w, b: F.group_norm(x, 3, w, b)),
-    usual("instance_norm", of_shapes((2, 3, 7)), lambda x: F.instance_norm(x)),
+    usual("group_norm", _normed((6,), (6,)), lambda x, w, b: F.group_norm(x, 3, w, b)),
+    usual(
+        "instance_norm",
+        lambda dice, dtype: of_shapes(dice.among((2, 3, 7), (2, 3, 4, 5)))(dice, dtype),
+        lambda x: F.instance_norm(x),
+    ),
     usual(
         "batch_norm",
-        of_shapes((5, 3, 4), (3,)),
+        _normed((6,)),
         lambda x, w: F.batch_norm(x, None, None, w, training=True),
     ),
     usual("normalize", of_shapes((3, 7)), lambda x: F.normalize(x, dim=-1)),

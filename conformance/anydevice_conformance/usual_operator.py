@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -22,9 +23,11 @@ __all__ = [
     "numbers",
     "of_shapes",
     "of_sizes",
+    "part",
     "rows_by_index",
     "shape",
     "usual",
+    "with_specials",
 ]
 
 #: Makes an operator's arguments, in a dtype.
@@ -79,17 +82,22 @@ class Usual:
         """Do it."""
         return self.run(*arguments, **options)
 
-    def sample(self, dtype: torch.dtype, seed: int) -> _Sample:
-        """Arguments, on the host."""
-        first, *others = self.make(Dice(seed), dtype)
+    def sample(self, dtype: torch.dtype, seed: int, special: bool = False) -> _Sample:
+        """Arguments, on the host; special where infinities and the like may be among them."""
+        first, *others = self.make(Dice(seed, special), dtype)
         return _Sample(first, others)
 
 
 def shape(dice: Dice) -> tuple[int, ...]:
-    """One of one to three dimensions, seldom even."""
-    return tuple(
-        dice.among((7,), (3, 5), (33,), (2, 3, 5), (65, 3), (1,), (1, 17), (1031,), (0, 3))
-    )
+    """One of up to four dimensions, seldom even."""
+    small = (7,), (3, 5), (33,), (2, 3, 5), (65, 3), (1,), (1, 17), (), (2, 1, 3, 5)
+    return tuple(dice.among(*small, (1031,), (0, 3), (4099,), (3, 2051)))
+
+
+def part(dice: Dice, size: tuple[int, ...]) -> tuple[int, ...]:
+    """A shape that is broadcast to another: some sizes are 1, or the first is left out."""
+    found = tuple(dice.among(n, n, 1) for n in size)
+    return found[dice.among(0, 0, 1) :]
 
 
 def numbers(
@@ -107,8 +115,24 @@ def numbers(
     least = max(int(low), 0) if dtype is torch.uint8 else int(low)
     found = dice.integers(least, max(int(high), least + 1), *size)
     if (low, high) == (-9, 9) and dtype in _FACTORS:
-        found = found * dice.among(1, _FACTORS[dtype]) + dice.among(0, 2 * _FACTORS[dtype])
+        large = _FACTORS[dtype]
+        found = found * dice.among(1, 1, large) + dice.among(0, 2 * large, 2 * large)
     return found.to(dtype)
+
+
+def with_specials(dice: Dice, values: torch.Tensor, *choice: float) -> torch.Tensor:
+    """Infinities, NaN and signed zeros in a few places, where the dice are for them.
+
+    Args:
+        dice: say whether and where.
+        values: changed in place.
+        choice: what is put in; everything where nothing is said.
+    """
+    flat = values.view(-1)
+    if dice.special and values.is_floating_point() and len(flat):
+        for value in choice or (math.nan, math.inf, -math.inf, -0.0):
+            flat[int(dice.integers(0, len(flat)))] = value
+    return values
 
 
 def different(dice: Dice, dtype: torch.dtype, *size: int) -> torch.Tensor:

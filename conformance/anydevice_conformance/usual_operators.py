@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import re
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -10,6 +12,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 
 from anydevice_conformance.dice import Dice
+from anydevice_conformance.usual_forms import FORMS
 from anydevice_conformance.usual_indexing import INDEXING
 from anydevice_conformance.usual_layers import LAYERS
 from anydevice_conformance.usual_operator import (
@@ -21,7 +24,9 @@ from anydevice_conformance.usual_operator import (
     Usual,
     different,
     numbers,
+    part,
     shape,
+    with_specials,
 )
 from anydevice_conformance.usual_rarer import RARER
 
@@ -85,20 +90,48 @@ _PICKING: Final = (
     *("amax", "amin", "argmax", "argmin", "max", "min"),
     *("median", "cummax", "cummin", "sort", "argsort"),
 )
+#: Whose results overflow where they are of many.
+_PRODUCTS: Final = {"prod", "cumprod"}
+#: Of these torch does not say what NaN makes.
+_OPEN: Final = {"cummax", "cummin", "median"}
+#: Whose arguments are not zero, and of either sign.
+_SIGNED: Final = {"floor_divide", "remainder", "fmod", "div", "gcd", "lcm"}
+#: Whose results are said for infinities, NaN and signed zeros, too.
+_SPECIAL: Final = frozenset(
+    re.findall(
+        r"\w+",
+        "abs neg sign square exp tanh sigmoid floor ceil round trunc isfinite isinf isnan signbit "
+        "nan_to_num log sqrt reciprocal logical_not add sub mul div maximum minimum fmax fmin "
+        "copysign eq ne lt le gt ge logical_and logical_or logical_xor relu relu6 leaky_relu "
+        "hardtanh elu softplus sum mean nansum any all softmax log_softmax logsumexp cumsum",
+    )
+)
 
 
-def _one(low: float, high: float) -> Callable[[Dice, torch.dtype], list[Any]]:
-    return lambda dice, dtype: [numbers(dice, dtype, *shape(dice), low=low, high=high)]
+def _one(name: str, low: float, high: float) -> Callable[[Dice, torch.dtype], list[Any]]:
+    def make(dice: Dice, dtype: torch.dtype) -> list[Any]:
+        values = numbers(dice, dtype, *shape(dice), low=low, high=high)
+        return [with_specials(dice, values) if name in _SPECIAL else values]
+
+    return make
 
 
 def _two(name: str, low: float, high: float) -> Callable[[Dice, torch.dtype], list[Any]]:
-    """Two tensors of one shape, or with a row, a column, a number, or another dtype."""
-    kinds = ["same", "row", "column", "other dtype", *["number"] * (name in _WITH_NUMBERS)]
+    """Two tensors of one shape, or with a row, a column, a number, or another dtype.
+
+    A number may be python's, or the host's: a tensor of no dimensions.
+    """
+    kinds = ["same", "row", "column", "part", "other dtype", "host number"]
+    kinds += ["number"] * (name in _WITH_NUMBERS)
 
     def make(dice: Dice, dtype: torch.dtype) -> list[Any]:
         size = shape(dice)
         first = numbers(dice, dtype, *size, low=low, high=high)
         how = dice.among(*kinds)
+        if name in _SPECIAL:
+            with_specials(dice, first)
+        if how == "host number":
+            return [first, _HostNumber(2 if dtype is not torch.bool else True)]
         if how == "number":
             return [first, 2 if dtype is not torch.bool else True]
         other = torch.int64 if how == "other dtype" and dtype is not torch.bool else dtype
@@ -106,29 +139,64 @@ def _two(name: str, low: float, high: float) -> Callable[[Dice, torch.dtype], li
             size = size[-1:]
         elif how == "column":
             size = (*size[:-1], 1)
-        return [first, numbers(dice, other, *size, low=low, high=high)]
+        elif how == "part":
+            size = part(dice, size)
+        second = numbers(dice, other, *size, low=low, high=high)
+        if name in _SIGNED:
+            first, second = (_signed(dice, one) for one in (first, second))
+        return [first, with_specials(dice, second) if name in _SPECIAL else second]
 
     return make
 
 
+def _signed(dice: Dice, values: torch.Tensor) -> torch.Tensor:
+    """About half of them negative, where the dtype has such."""
+    if values.dtype in (torch.uint8, torch.bool):
+        return values
+    signs = dice.integers(0, 2, *values.shape) * 2 - 1
+    return values * signs.to(values.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class _HostNumber:
+    """A tensor of no dimensions, that stays on the host."""
+
+    value: int | bool
+
+
+def _on_the_host(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which takes a number that stays on the host for its second argument."""
+
+    def run(first: torch.Tensor, second: Any, **options: Any) -> Any:
+        if isinstance(second, _HostNumber):
+            second = torch.tensor(second.value)
+        return function(first, second, **options)
+
+    return run
+
+
 def _over(name: str, along: bool) -> Callable[[Dice, torch.dtype], list[Any]]:
     def make(dice: Dice, dtype: torch.dtype) -> list[Any]:
-        size = dice.among((7,), (3, 5), (2, 3, 5), (5, 1), (3, 65), (17, 3), (1031,), (2050, 2))
+        long = (1031,), (2050, 2), (2, 4099), (1500, 3)
+        small = (7,), (3, 5), (2, 3, 5), (5, 1), (3, 65), (17, 3), (2, 3, 1, 5)
+        size = dice.among(*small, *(() if name in _PRODUCTS else long))
         if name in _PICKING:
             size = size if dtype.itemsize > 2 or max(size) < 100 else (3, 65)
             values = different(dice, dtype, *size)
+            values = values if name in _OPEN else with_specials(dice, values, math.nan)
         else:
             values = numbers(dice, dtype, *size, low=-3, high=3)
+            values = with_specials(dice, values) if name in _SPECIAL else values
         if along:
-            return [values, dice.among(0, -1, len(size) - 1)]
+            return [values, int(dice.integers(-len(size), len(size)))]
         if name == "norm":
             return [values, dice.among(1, 2, 3.0), dice.among(0, -1)]
         how = dice.among("all", "one", "kept")
         if how == "all" and name != "logsumexp":
             return [values]
         if name == "count_nonzero" or how == "one":
-            return [values, dice.among(0, -1)]
-        return [values, dice.among(0, -1), _KEPT]
+            return [values, int(dice.integers(-len(size), len(size)))]
+        return [values, int(dice.integers(-len(size), len(size))), _KEPT]
 
     return make
 
@@ -161,11 +229,18 @@ def _plain(name: str, dtypes: tuple[torch.dtype, ...], make: Any) -> Usual:
 
 def _all() -> Iterator[Usual]:
     for names, dtypes, low, high in _OF_ONE:
-        yield from (_plain(name, dtypes, _one(low, high)) for name in names.split())
+        yield from (_plain(name, dtypes, _one(name, low, high)) for name in names.split())
     for names, dtypes, low, high in _OF_TWO:
-        yield from (_plain(name, dtypes, _two(name, low, high)) for name in names.split())
+        for name in names.split():
+            found = _plain(name, dtypes, _two(name, low, high))
+            inplace = found.inplace_variant
+            yield dataclasses.replace(
+                found,
+                run=_on_the_host(found.run),
+                inplace_variant=_on_the_host(inplace) if inplace is not None else None,
+            )
     for name in _ACTIVATIONS.split():
-        yield Usual(name, getattr(F, name), _one(-4, 4), trained=True)
+        yield Usual(name, getattr(F, name), _one(name, -4, 4), trained=True)
     for names, dtypes in _REDUCED:
         for name in names.split():
             run = _reduce(getattr(torch, name))
@@ -179,6 +254,7 @@ def _all() -> Iterator[Usual]:
     yield from INDEXING
     yield from LAYERS
     yield from RARER
+    yield from FORMS
 
 
 #: All of them.

@@ -36,7 +36,7 @@ def _ties(dice: Dice, dtype: torch.dtype) -> list[Any]:
 def _square(dice: Dice, dtype: torch.dtype) -> list[Any]:
     """Well conditioned and symmetric, some in a batch."""
     side = dice.among(2, 5, 9)
-    values = numbers(dice, torch.float64, *dice.among((), (3,)), side, side, low=-1, high=1)
+    values = numbers(dice, torch.float64, *dice.among((3,), (), (2, 2)), side, side, low=-1, high=1)
     return [(values @ values.mT / side + 2 * torch.eye(side, dtype=torch.float64)).to(dtype)]
 
 
@@ -53,7 +53,7 @@ def _row_mask(dice: Dice, dtype: torch.dtype) -> list[Any]:
 
 
 def _steps(kind: Callable[..., torch.optim.Optimizer], **options: Any) -> Callable[..., Any]:
-    """Three steps of an optimizer of two weights, whose gradients grow smaller."""
+    """Three steps of an optimizer of two weights, whose gradients and rate grow smaller."""
 
     def run(x: torch.Tensor, y: torch.Tensor) -> Any:
         weights = [t.detach().clone().requires_grad_() for t in (x, y)]
@@ -62,6 +62,7 @@ def _steps(kind: Callable[..., torch.optim.Optimizer], **options: Any) -> Callab
             for weight in weights:
                 weight.grad = (weight.detach() * scale + 0.1).detach()
             optimizer.step()
+            optimizer.param_groups[0]["lr"] *= 0.6
         return [weight.detach() for weight in weights]
 
     return run
@@ -147,9 +148,9 @@ RARER: Final = (
     usual("singular values", _square, lambda x: torch.linalg.svdvals(x), *_LONG, trained=False),
     _optimizer("SGD", momentum=0.9, weight_decay=0.1, foreach=True),
     _optimizer("SGD", momentum=0.9, nesterov=True, fused=True),
-    _optimizer("Adam", amsgrad=True, foreach=True),
+    _optimizer("Adam", amsgrad=True, betas=(0.5, 0.3), foreach=True),
     _optimizer("Adam", weight_decay=0.1, fused=True),
-    _optimizer("AdamW", amsgrad=True, fused=True),
+    _optimizer("AdamW", amsgrad=True, betas=(0.5, 0.3), fused=True),
     _optimizer("AdamW", maximize=True, foreach=False),
     _optimizer("RMSprop", momentum=0.5, foreach=True),
     _optimizer("Adagrad"),

@@ -1,13 +1,16 @@
-"""DTY: casts from each dtype that is claimed to each other one."""
+"""DTY: casts from each dtype that is claimed to each other one; dtypes of results."""
 # ruff: noqa: N802 - a check's name carries its paragraph's id
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+from collections.abc import Callable
 from typing import Final
 
 import torch
 
+from anydevice_conformance.ambients import default_dtype
 from anydevice_conformance.data import same_bits, short_name
 from anydevice_conformance.subject import Subject
 
@@ -17,6 +20,24 @@ _WIDE: Final = (2**24 + 1, -(2**24) - 1, 2**31 - 1, -(2**31), 2**31 + 9, 2**32 -
 #: Fractions that every integer has room for, and what only floats have.
 _FRACTIONS: Final = (0.0, 0.25, 0.5, 1.5, 2.5, 3.75, 63.9, 100.7)
 _FLOATS: Final = (-0.0, -0.5, -2.5, 1e-7, 3e-5, 0.1, 447.0, 449.0, 65_504.0, 70_000.0, -1e9, 3e38)
+
+#: What makes a floating result of whole numbers, of the default dtype.
+_OF_WHOLE: Final[dict[str, Callable[..., torch.Tensor]]] = {
+    "a quotient": lambda x: x / (x + 1),
+    "a quotient by a number": lambda x: x / 2,
+    "a product with a fraction": lambda x: x * 0.5,
+    "a root": lambda x: x.sqrt(),
+    "a function": lambda x: torch.sigmoid(x),
+}
+#: What no autocast has a dtype of its own for.
+_OF_TWO: Final[dict[str, Callable[..., torch.Tensor]]] = {
+    "a sum": lambda x, y: x + y,
+    "a difference": lambda x, y: x - y,
+    "a product": lambda x, y: x * y,
+    "a larger one": lambda x, y: torch.maximum(x, y),
+    "a choice": lambda x, y: torch.where(x > 0, x, y),
+    "a comparison": lambda x, y: x < y,
+}
 
 
 def test_DTY_015_pairs(subject: Subject, index: int) -> None:
@@ -38,6 +59,50 @@ def test_DTY_015_pairs(subject: Subject, index: int) -> None:
                 continue
             count = len(_shared(source, target))
             _assert_casts(values[:count], there[:count], target)
+
+
+def test_DTY_007_surroundings(subject: Subject, index: int) -> None:
+    """Results have torch's dtypes under each default dtype, and under autocast.
+
+    Found: a quotient of integers is not of the default dtype; or under autocast an operation that
+    it does not name gave another dtype than `torch.result_type`.
+    Fix: ask for the default dtype at each call; register under autocast only what it is for.
+    """
+    whole = subject.supported(torch.int64, torch.int32, torch.uint8, torch.bool)
+    floats = subject.supported(torch.float32, torch.bfloat16, torch.float16, torch.float64)
+    for default in floats:
+        with default_dtype(default):
+            for dtype in whole:
+                host = torch.tensor([1, 0, 1]).to(dtype)
+                _assert_dtypes(_OF_WHOLE, (host,), (subject.put(host, index),), f"by {default}")
+    for autocast in sorted(subject.backend.autocast_dtypes(), key=str):
+        for one, other in itertools.product([*floats, torch.int64][:4], floats[:3]):
+            hosts = torch.ones(3).to(one), torch.ones(3).to(other)
+            theirs = [subject.put(host, index) for host in hosts]
+            with torch.autocast(subject.type, dtype=autocast):
+                found = {name: run(*theirs) for name, run in _OF_TWO.items()}
+            wanted = {name: run(*hosts) for name, run in _OF_TWO.items()}
+            for name, result in found.items():
+                assert result.dtype is wanted[name].dtype, (
+                    f"under autocast to {autocast} {name} of {one} and {other} is {result.dtype}, "
+                    f"not {wanted[name].dtype}"
+                )
+
+
+def _assert_dtypes(
+    runs: dict[str, Callable[..., torch.Tensor]],
+    hosts: tuple[torch.Tensor, ...],
+    theirs: tuple[torch.Tensor, ...],
+    words: str,
+) -> None:
+    for name, run in runs.items():
+        wanted, found = run(*hosts), run(*theirs)
+        assert found.dtype is wanted.dtype, (
+            f"{name} of {hosts[0].dtype} {words} is {found.dtype}, not {wanted.dtype}"
+        )
+        assert torch.allclose(found.cpu().double(), wanted.double(), rtol=1e-2, equal_nan=True), (
+            f"{name} of {hosts[0].dtype} {words} is {found.tolist()}, not {wanted.tolist()}"
+        )
 
 
 def _assert_casts(host: torch.Tensor, there: torch.Tensor, target: torch.dtype) -> None:

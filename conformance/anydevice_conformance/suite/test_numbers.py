@@ -240,6 +240,29 @@ def test_DTY_017_large(subject: Subject, index: int) -> None:
     assert subject.fetch(doubled[(1 << 24) - 1 : (1 << 24) + 1]).tolist() == [2, 4]
 
 
+@slow
+def test_DTY_017_large_counts(subject: Subject, index: int) -> None:
+    """More than 2^24 bools and bytes are counted to the last.
+
+    Found: a count was kept in float32, which has no odd numbers above 2^24.
+    Fix: sum integers as int64.
+    """
+    count = (1 << 24) + 33
+    if subject.room(index) < count * 2:
+        left_out(f"needs {count * 2 >> 20} MiB free on the device")
+    for dtype in subject.supported(torch.bool, torch.uint8, torch.int8):
+        there = torch.ones(count, dtype=dtype, device=subject.device(index))
+        there[-1], there[1 << 24] = 0, 0
+        found = {
+            "the sum": there.sum(),
+            "the sum of a row": there.view(1, -1).sum(1)[0],
+            "the number that is not zero": there.count_nonzero(),
+        }
+        for name, result in found.items():
+            got = subject.fetch(result).item()
+            assert got == count - 2, f"{name} of {count} {dtype} is {got}, not {count - 2}"
+
+
 def test_DTY_018_gradients(subject: Subject) -> None:
     """Gradients of products, attention, norms, losses and indexing are right.
 

@@ -14,7 +14,8 @@ import torch.nn.functional as F  # noqa: N812 - its usual name
 
 from anydevice_conformance.laws import hold_each
 from anydevice_conformance.marks import slow
-from anydevice_conformance.operator_trials import Trial, check_trial, trials, usual_trials
+from anydevice_conformance.operator_checks import Operators
+from anydevice_conformance.operator_trials import Trial, trials, usual_trials
 from anydevice_conformance.outcomes import left_out
 from anydevice_conformance.subject import Subject
 from anydevice_conformance.torch_operators import outside_tests
@@ -97,13 +98,13 @@ def _hold_in_time(subject: Subject, tried: Iterator[Trial]) -> None:
     seconds = _QUICKLY if subject.quick else _SECONDS
     end = time.monotonic() + seconds
     used = time.process_time() + (_PROCESSOR if subject.quick else math.inf)
-    count = itertools.count()
+    count, operators = itertools.count(), Operators(subject)
 
     def is_over() -> bool:
         return time.monotonic() >= end or time.process_time() >= used
 
     def law(trial: Trial) -> None:
-        check_trial(subject, trial)
+        operators.check(trial)
         next(count)
 
     hold_each(
