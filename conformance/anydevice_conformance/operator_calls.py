@@ -64,11 +64,9 @@ def called(way: str, description: Any, sample: Any, layout: str, given: Any) -> 
             _change(arguments[0])
         result = description(*arguments, **options)
     if way == "into out":
-        outs = [_tensors(lambda one: _filled(one, layout), result)]
-        outs.append(_tensors(lambda one: one.new_empty(0), result))
-        for out in outs:
-            description(*arguments, **options, out=out)
-        result = outs, _tensors(_whole, outs)
+        out = _tensors(lambda one: _filled(one, layout), result)
+        description(*arguments, **options, out=out)
+        result = out, _tensors(_whole, out)
     return result, _tensors(_whole, arguments)
 
 

@@ -12,7 +12,6 @@ from typing import Any, Final
 
 import torch
 
-from anydevice_conformance.ambients import default_dtype
 from anydevice_conformance.data import short_name
 from anydevice_conformance.operator_calls import WRITES, called, in_double, leaves, mapped
 from anydevice_conformance.operator_results import are_equal, assert_alike
@@ -55,6 +54,9 @@ class Operators:
             for way, result in found.items():
                 if are_equal(result, plain[way]):
                     continue
+                again = run_in(subject, trial.situation, partial(_again, trial, way))
+                if not are_equal(again, plain[way]):
+                    continue  # of the host itself, which leaves something unwritten
                 wide = run_in(subject, trial.situation, partial(_in_double, trial, way))
                 assert_alike(trial.name, way, result, plain[way], wide)
 
@@ -192,6 +194,11 @@ def _up_to(trial: Trial, wanted: str, given: Any) -> Iterator[Any]:
             yield _call(trial, way, given)
 
 
+def _again(trial: Trial, way: str) -> Any:
+    """The host's result once more."""
+    return list(_up_to(trial, way, trial.arguments(torch.device("cpu"))))[-1]
+
+
 def _copied(result: Any) -> Any:
     return result.clone() if isinstance(result, torch.Tensor) else result
 
@@ -205,6 +212,4 @@ def _in_double(trial: Trial, wanted: str) -> Any:
 
 
 def _call(trial: Trial, way: str, given: Any) -> Any:
-    wide = trial.situation.ambient == "default dtype float64"
-    with default_dtype(torch.float64) if wide else contextlib.nullcontext():
-        return called(way, trial.description, trial.sample, trial.layouts[-1], given)
+    return called(way, trial.description, trial.sample, trial.layouts[-1], given)

@@ -56,10 +56,20 @@ def _queries(dice: Dice, dtype: torch.dtype) -> list[Any]:
     return [numbers(dice, dtype, *size, low=-2, high=2) for size in sizes]
 
 
+def _dense(weight: torch.Tensor) -> torch.Tensor:
+    """Of what is not, torch 2.13 on the host leaves part of the gradient unwritten."""
+    return (weight + 0).contiguous()
+
+
 def _running(x: torch.Tensor, w: torch.Tensor) -> Any:
     """Training, and what it makes of the running mean and variance."""
     mean, variance = torch.zeros_like(w.detach()), torch.ones_like(w.detach())
-    return F.batch_norm(x, mean, variance, w, training=True), mean, variance
+    return F.batch_norm(x, mean, variance, _dense(w), training=True), mean, variance
+
+
+def _in_use(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    dense = _dense(w)
+    return F.batch_norm(x, dense.detach(), dense.detach().abs() + 1, dense, dense)
 
 
 def _lstm(x: torch.Tensor, wi: torch.Tensor, wh: torch.Tensor, b: torch.Tensor) -> Any:
@@ -146,7 +156,7 @@ LAYERS: Final = (
     usual(
         "batch_norm in use",
         _normed((6,)),
-        lambda x, w: F.batch_norm(x, w.detach(), w.detach().abs() + 1, w),
+        _in_use,
     ),
     usual("running batch_norm", _normed((6,)), _running),
     usual(
@@ -189,7 +199,7 @@ LAYERS: Final = (
     usual(
         "batch_norm",
         _normed((6,)),
-        lambda x, w: F.batch_norm(x, None, None, w, training=True),
+        lambda x, w: F.batch_norm(x, None, None, _dense(w), training=True),
     ),
     usual("normalize", of_shapes((3, 7)), lambda x: F.normalize(x, dim=-1)),
     usual("cosine_similarity", of_shapes((3, 7), (3, 7)), lambda x, y: F.cosine_similarity(x, y)),

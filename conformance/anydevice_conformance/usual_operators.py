@@ -130,9 +130,9 @@ def _two(name: str, low: float, high: float) -> Callable[[Dice, torch.dtype], li
         how = dice.among(*kinds)
         if name in _SPECIAL:
             with_specials(dice, first)
-        if how == "host number":
+        if how == "host number" and size:
             return [first, _HostNumber(2 if dtype is not torch.bool else True)]
-        if how == "number":
+        if how == "number" and name in _WITH_NUMBERS:
             return [first, 2 if dtype is not torch.bool else True]
         other = torch.int64 if how == "other dtype" and dtype is not torch.bool else dtype
         if how == "row":

@@ -142,17 +142,6 @@ class ResultIsTheArgument(Kernel):
         return real(*args, **kwargs)
 
 
-@mutant("DTY-019")
-class EmptyOutStaysEmpty(Kernel):
-    """An `out=` of no elements is not resized."""
-
-    operations = ("add.out", "mul.out", "div.out")
-
-    def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        out = kwargs.get("out", args[-1])
-        return out if not out.numel() else real(*map(_as_tensor, args), **kwargs)
-
-
 def _as_tensor(value: Any) -> Any:
     """As torch gives numbers to a kernel."""
     return torch.tensor(value) if isinstance(value, int | float) else value
