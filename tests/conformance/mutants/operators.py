@@ -147,7 +147,7 @@ def _as_tensor(value: Any) -> Any:
     return torch.tensor(value) if isinstance(value, int | float) else value
 
 
-@mutant("DTY-019")
+@mutant("DTY-013")
 class MaximumWithoutNan(Kernel):
     """`maximum` and `minimum` leave NaN out."""
 
