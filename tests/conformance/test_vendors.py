@@ -14,7 +14,10 @@ from warm import run_python
 
 from anydevice_conformance import report as reports
 
-pytestmark = pytest.mark.usefixtures("warm_process")
+pytestmark = [
+    pytest.mark.usefixtures("warm_process"),
+    pytest.mark.timeout(600),  # a device of software, on a machine that has other work
+]
 
 HERE = Path(__file__).parent
 #: Where Vulkan may have gaps.
@@ -40,7 +43,7 @@ def install(package, folder):
 def certify(device_type, folder, **environment):
     kept = {k: v for k, v in os.environ.items() if not k.startswith("ANYDEVICE_")}
     command = ["-m", "anydevice", "certify", device_type, "--quick", "--output", folder]
-    done = run_python(*command, cwd=folder, env={**kept, **environment}, timeout=280)
+    done = run_python(*command, cwd=folder, env={**kept, **environment}, timeout=560)
     assert (folder / "report.json").is_file(), done.stdout + done.stderr
     report = json.loads((folder / "report.json").read_text())
     assert reports.validate(report) == []
