@@ -19,7 +19,7 @@ from anydevice_conformance.subject import Subject
 __all__ = ["check_crowds", "check_sources_gone", "check_twins"]
 
 #: So many results of so many elements are kept at once, and as often.
-_CROWDS: Final = ((24, 1000, 1), (24, 4096, 1), (9, 21_001, 1), (1100, 3, 2))
+_CROWDS: Final = ((24, 4096, 1), (9, 21_001, 1), (1100, 3, 2))
 #: The last so many copies may be kept until they are known to be done.
 _IN_FLIGHT: Final = 16
 _TWINS: Final = ((), (1,), (3, 5))
@@ -39,15 +39,18 @@ def check_crowds(subject: Subject, source: Place, target: Place) -> None:
         for turn in range(times):
             words = f"tensors of {count} float32, moved from {place_name(source)} to "
             words += place_name(target)
-            before = _on_devices(subject)
-            one, alive = _check_crowd(subject, source, target, count, crowd, turn * crowd, words)
-            if subject.is_host:
-                continue
-            _assert_gone(subject, alive, f"{crowd} {words}")
-            grown = {index: now - before[index] for index, now in _on_devices(subject).items()}
-            for index, more in grown.items():
-                assert more <= _IN_FLIGHT * one[index], (
-                    f"MEM-014: {crowd} {words}, are gone, and device {index} has {more} bytes more"
+            for again in (False, True):  # what the first time takes may serve the others
+                before = _on_devices(subject)
+                one, alive = _check_crowd(subject, source, target, count, crowd, turn, words)
+                if subject.is_host:
+                    break
+                _assert_gone(subject, alive, f"{crowd} {words}")
+                allowed = _IN_FLIGHT * max(one.values())
+                grown = {i: now - before[i] for i, now in _on_devices(subject).items()}
+                if max(grown.values()) <= allowed:
+                    break
+                assert not again, (
+                    f"MEM-014: {crowd} {words}, are gone, and devices have {grown} bytes more"
                 )
 
 
@@ -76,15 +79,16 @@ def _check_crowd(
     target: Place,
     count: int,
     crowd: int,
-    first: int,
+    turn: int,
     words: str,
 ) -> tuple[dict[int, float], list[weakref.ref[torch.Tensor]]]:
     """Move one crowd; returns what a tensor takes on each device, and all that was moved."""
     there = torch.device("cpu") if target is None else subject.device(target)
+    first = turn * crowd
     plain = torch.arange(first, first + crowd)[:, None] * 8.0 + torch.arange(float(count)) % 7
     before = _on_devices(subject)
     start = plain if source is None else plain.to(subject.device(source))
-    rows = [row.clone() for row in start.unbind()] if first or count < 4096 else start.unbind()
+    rows = [row.clone() for row in start.unbind()]
     found = [
         subject.backend.move(
             row, there, non_blocking=bool(number % 2) or (crowd > 1000 and not first)

@@ -24,7 +24,7 @@ _LAST: Final = 22
 _LAST_OF_A_FULL_RUN: Final = 26
 _LAST_OF_ALL: Final = 18
 #: The most bytes of one move, with ``--quick`` and without.
-_QUICKLY: Final = 20 << 20
+_QUICKLY: Final = 17 << 20
 _LARGEST: Final = 200 << 20
 
 
@@ -76,7 +76,7 @@ def check_sizes(subject: Subject, source: Place, target: Place, turn: int) -> No
 def _check_largest(subject: Subject, source: Place, target: Place, turn: int) -> None:
     """One move of about a third of what there is room for, and of no round size."""
     room = min(subject.room(place) for place in (source, target) if place is not None) // 3
-    size = min(room, _QUICKLY if subject.quick else _LARGEST) - 4 * turn - 1029
+    size = min(room, _QUICKLY if subject.quick else _LARGEST) - 4 * (turn % 64) - 1029
     here, there = (
         torch.device("cpu") if place is None else subject.device(place)
         for place in (source, target)
