@@ -17,7 +17,6 @@ import torch
 from anydevice.backend import DeviceBackend
 from anydevice_conformance.covering import covering_situations, simpler
 from anydevice_conformance.laws import hold_each
-from anydevice_conformance.marks import since
 from anydevice_conformance.situations import Situation, run_in, state
 from anydevice_conformance.subject import Subject
 from anydevice_conformance.threads import in_thread
@@ -183,7 +182,6 @@ def test_PRO_005_threads(subject: Subject, index: int) -> None:
     Found: each thread keeps a workspace, a stream's buffers or a result for ever.
     Fix: free what a thread has when it ends, or give it to the next one.
     """
-    since(subject, "PRO-005")
     device = subject.device(index)
     values = torch.arange(64.0).view(8, 8)
 
