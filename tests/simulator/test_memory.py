@@ -138,3 +138,17 @@ def test_a_machine_can_be_made_smaller_under_live_tensors(simulator):
         torch.ones(4, device="sim:2")
     simulator.configure(devices=3)
     assert torch.sim.memory_reserved(2) == 0
+
+
+def test_freed_memory_is_whole_for_other_streams_until_its_own_hands_it_out(sim):
+    """As on hardware; sharding engines rely on it for gradients."""
+    side = torch.sim.Stream()
+    with torch.sim.stream(side):
+        given = torch.ones(1000, device="sim")
+    torch.sim.synchronize()
+    twice = given * 2  # queued on the default stream
+    del given
+    side.synchronize()
+    assert twice.tolist() == [2] * 1000
+    with torch.sim.stream(side):
+        assert torch.empty(1000, device="sim").isnan().all()

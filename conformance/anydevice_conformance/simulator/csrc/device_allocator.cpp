@@ -20,6 +20,13 @@ void for_each_stat(at::CachingDeviceAllocator::DeviceStats& s, F f) {
     f((*array)[0]);
 }
 
+bool others_are_idle(const SimStream* stream) {
+  for (auto& device : runtime().devices)
+    for (auto& other : device.streams)
+      if (other.get() != stream && !other->idle()) return false;
+  return true;
+}
+
 }  // namespace
 
 DeviceAllocator& device_allocator() {
@@ -47,7 +54,7 @@ c10::DataPtr DeviceAllocator::allocate_on(size_t bytes, int device) {
   auto& pool = pools_[device];
   auto* stream = current_stream(device);
   reclaim(lock, pool);
-  Block* block = take_cached(pool, stream, size);
+  Block* block = take_cached(lock, pool, stream, size);
   if (!block) block = take_new(lock, pool, stream, size, bytes);
   pool.allocated += size;
   add(pool.stats.allocated_bytes, size);
@@ -59,11 +66,12 @@ c10::DataPtr DeviceAllocator::allocate_on(size_t bytes, int device) {
   return {block->memory, block, &delete_block, device_at(device)};
 }
 
-Block* DeviceAllocator::take_cached(Pool& pool, SimStream* stream, size_t size) {
+Block* DeviceAllocator::take_cached(Lock& lock, Pool& pool, SimStream* stream, size_t size) {
   auto found = pool.free.find({stream, size});
   if (found == pool.free.end() || found->second.empty()) return nullptr;
   Block* block = found->second.back();
   found->second.pop_back();
+  if (!block->poisoned) poison(lock, block);
   return block;
 }
 
@@ -136,14 +144,16 @@ void DeviceAllocator::reclaim(Lock& lock, Pool& pool) {
 
 void DeviceAllocator::to_free_list(Lock& lock, Pool& pool, Block* block) {
   block->used_on.clear();
-  void* memory = block->memory;
-  const size_t size = block->size;
-  auto* stream = block->stream;
-  pool.free[{stream, size}].push_back(block);
-  if (!config().poison) return;
+  block->poisoned = !config().poison;
+  pool.free[{block->stream, block->size}].push_back(block);
+  if (!block->poisoned && others_are_idle(block->stream)) poison(lock, block);
+}
+
+void DeviceAllocator::poison(Lock& lock, Block* block) {
+  block->poisoned = true;
   Task task;  // in stream order, so that whoever reads freed memory in time still reads it whole
-  task.body = [memory, size] { std::memset(memory, kPoison, size); };
-  enqueue(lock, stream, std::move(task));
+  task.body = [memory = block->memory, size = block->size] { std::memset(memory, kPoison, size); };
+  enqueue(lock, block->stream, std::move(task));
 }
 
 // Only blocks of idle streams: another thread may have queued a task that writes one just now.

@@ -4,6 +4,9 @@
 // queued: the next user of the block is queued behind them. A block that another stream uses
 // without record_stream can therefore be overwritten under that stream's hands, as on hardware.
 // Blocks are not divided: one serves only requests of its own rounded size.
+//
+// Freed memory is poisoned at once only where no other stream has work left, which might still use
+// it as hardware allows: until the block's own stream hands it out again. Else it is poisoned then.
 #pragma once
 
 #include <c10/core/CachingDeviceAllocator.h>
@@ -23,6 +26,7 @@ struct Block {
   int device;
   SimStream* stream;
   std::set<SimStream*> used_on;  // other streams, by record_stream
+  bool poisoned = true;          // or a task that does it is queued
 };
 
 class DeviceAllocator final : public c10::DeviceAllocator {
@@ -62,7 +66,8 @@ class DeviceAllocator final : public c10::DeviceAllocator {
   void reclaim(Lock& lock, Pool& pool);
   void to_free_list(Lock& lock, Pool& pool, Block* block);
   void release(Pool& pool, int device);
-  Block* take_cached(Pool& pool, SimStream* stream, size_t size);
+  Block* take_cached(Lock& lock, Pool& pool, SimStream* stream, size_t size);
+  void poison(Lock& lock, Block* block);
   Block* take_new(Lock& lock, Pool& pool, SimStream* stream, size_t size, size_t asked);
 
   Pool pools_[kMaxDevices];  // guarded by the runtime's mutex
