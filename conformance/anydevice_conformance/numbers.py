@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import torch
@@ -19,6 +20,13 @@ __all__ = ["Sample", "check_gradients", "check_sample", "samples", "smaller"]
 
 #: Exponentials, roots and similar functions: many devices have them in float32's digits only.
 _FUNCTIONS: Final = 1e-5
+#: Orders of the dimensions in memory, outermost first, by name; the first is contiguous.
+_ORDERS: Final[dict[str, Callable[[int], list[int]]]] = {
+    "contiguous": lambda dims: list(range(dims)),
+    "transposed": lambda dims: [*range(dims - 2), dims - 1, dims - 2],
+    "channels-last": lambda dims: [0, *range(2, dims), 1],
+    "heads within rows": lambda dims: [0, 2, 1, *range(3, dims)],
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,54 +38,62 @@ class Sample:
         dtype: of its floating arguments.
         seed: of its arguments.
         index: of the device.
-        strided: whether the floating arguments are transposed in memory.
+        orders: of the first argument's dimensions in memory, of the second's, and so on in turn.
     """
 
     name: str
     dtype: torch.dtype
     seed: int
     index: int
-    strided: bool
+    orders: tuple[str, ...]
 
     def arguments(self) -> list[torch.Tensor]:
         """The arguments, on the host."""
-        found = []
-        for tensor in OPERATIONS[self.name].make(Dice(self.seed)):
-            cast = tensor.to(self.dtype) if tensor.is_floating_point() else tensor
-            if self.strided and cast.dim() >= 2 and cast.is_floating_point():
-                cast = cast.mT.contiguous().mT
-            found.append(cast)
-        return found
+        made = OPERATIONS[self.name].make(Dice(self.seed))
+        return [
+            _ordered(tensor.to(self.dtype) if tensor.is_floating_point() else tensor, order)
+            for tensor, order in zip(made, itertools.cycle(self.orders))
+        ]
 
     def __repr__(self) -> str:
         shapes = ", ".join(f"{short_name(a.dtype)} {tuple(a.shape)}" for a in self.arguments())
-        layout = ", transposed in memory" if self.strided else ""
-        return f"<{self.name} of {shapes}{layout}, on device {self.index}, arguments {self.seed}>"
+        plain = set(self.orders) == {"contiguous"}
+        orders = "" if plain else f", in memory {' and '.join(self.orders)}"
+        return f"<{self.name} of {shapes}{orders}, on device {self.index}, arguments {self.seed}>"
+
+
+def _ordered(tensor: torch.Tensor, order: str) -> torch.Tensor:
+    """The tensor with its dimensions in that order in memory; transposed where it has few."""
+    dims = tensor.dim()
+    if dims < 2 or order == "contiguous":
+        return tensor
+    axes = _ORDERS[order if dims >= 4 else "transposed"](dims)
+    return tensor.permute(axes).contiguous().permute([axes.index(axis) for axis in range(dims)])
 
 
 def samples(subject: Subject, names: Sequence[str], rounds: int) -> list[Sample]:
-    """Samples of some operations: so many times each of them in each dtype that is claimed."""
+    """Samples of some operations: so many times each of them in each dtype that is claimed.
+
+    Those of one operation differ in how their arguments lie in memory: alike, in each order, and
+    each argument in another one.
+    """
     dtypes = subject.supported(torch.float32, torch.bfloat16, torch.float16, torch.float64)
     dice = random.Random(subject.seed)
-    found = [
-        Sample(
-            name,
-            dtype,
-            dice.randrange(1000),
-            dice.choice(subject.indices),
-            dice.random() < 0.5,
-        )
-        for _ in range(rounds)
-        for name in names
-        for dtype in ([torch.float32] * 2 if OPERATIONS[name].exact else dtypes)
-    ]
+    found = []
+    for name in names:
+        kinds = [torch.float32] * 2 if OPERATIONS[name].exact else dtypes
+        first = dice.randrange(len(_ORDERS))
+        for number, dtype in enumerate(kinds * rounds, first):
+            orders = (list(_ORDERS) * 2)[number % len(_ORDERS) :][: dice.choice((1, len(_ORDERS)))]
+            seed, index = dice.randrange(1000), dice.choice(subject.indices)
+            found.append(Sample(name, dtype, seed, index, tuple(orders)))
     dice.shuffle(found)
     return found
 
 
 def smaller(sample: Sample) -> Iterator[Sample]:
     """Other samples of the same operation, whose arguments are smaller; the smallest first."""
-    others = [dataclasses.replace(sample, seed=seed, strided=False) for seed in range(40)]
+    others = [dataclasses.replace(sample, seed=seed, orders=("contiguous",)) for seed in range(40)]
     sizes = {other.seed: sum(a.numel() for a in other.arguments()) for other in others}
     size = sum(a.numel() for a in sample.arguments())
     yield from sorted(

@@ -47,10 +47,21 @@ def _square_queries(dice: Dice) -> list[torch.Tensor]:
 
 
 def _masked_queries(dice: Dice) -> list[torch.Tensor]:
-    q, k, v = _queries(dice)
-    mask = torch.rand(q.shape[-2], k.shape[-2], generator=dice.generator) > 0.4
-    mask[:, int(dice.integers(0, k.shape[-2]))] = True
+    """With a mask for each sample and head."""
+    heads, width = dice.among(2, 4), dice.among(4, 8, 16, 17)
+    queries, keys = dice.among(1, 3, 8, 33), dice.among(3, 8, 33, 70)
+    q, k, v = (dice.floats(2, heads, length, width) for length in (queries, keys, keys))
+    mask = torch.rand(2, heads, queries, keys, generator=dice.generator) > 0.4
+    mask[..., int(dice.integers(0, keys))] = True
     return [q, k, v, mask]
+
+
+def _masked_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor
+) -> torch.Tensor:
+    """By the mask, and where it is broadcast over samples, heads or queries, or has no samples."""
+    masks = [mask, mask[:, :1], mask[:1], mask[:1, :1], mask[:, :1, :1], mask[0, 0]]
+    return torch.cat([_sdpa(q, k, v, attn_mask=each) for each in masks])
 
 
 def _grouped(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -164,7 +175,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
         A, lambda q, k, v: _sdpa(q, k, v, is_causal=True), _square_queries, loose=2
     ),
     "masked attention": Operation(
-        A, lambda q, k, v, m: _sdpa(q, k, v, attn_mask=m), _masked_queries, loose=2
+        A, lambda q, k, v, m: _masked_attention(q, k, v, m), _masked_queries, loose=2
     ),
     "attention with a scale": Operation(
         A, lambda q, k, v: _sdpa(q, k, v, scale=0.7), _queries, loose=3

@@ -93,6 +93,30 @@ class MaskIsForgotten(_Operation):
         return real(*args, **kwargs)
 
 
+@mutant("DTY-010")
+class MaskOfTheFirstSample(_Operation):
+    """Attention takes the first sample's mask for all where the mask is one for all heads."""
+
+    name = "scaled_dot_product_attention"
+
+    def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        mask = kwargs.pop("attn_mask", None)
+        if mask is not None and mask.dim() == 4 and mask.shape[1] < args[0].shape[1]:
+            mask = mask[:1]
+        return real(*args, attn_mask=mask, **kwargs)
+
+
+@mutant("DTY-011")
+class LossReadsMemoryInOrder(_Operation):
+    """A loss reads its two arguments as if they lay in memory in the same order."""
+
+    name = "mse_loss"
+
+    def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        plain = torch.empty(args[0].shape, device="meta").stride()
+        return real(*(tensor.as_strided(tensor.shape, plain) for tensor in args), **kwargs)
+
+
 @mutant("DTY-011")
 class SoftmaxOverflows(_Operation):
     """`softmax` does not subtract the maximum."""
