@@ -106,11 +106,12 @@ def assert_alike(name: str, way: str, found: Any, plain: Any, wide: Any) -> None
 
 def _allowed(name: str, dtype: torch.dtype) -> float | None:
     allowed = _ALLOWED.get(dtype)
-    if _PRODUCTS.search(name):
-        functions = dtype in (torch.float64, torch.complex128) and _WITH.search(name)
-        return allowed if functions else _OF_PRODUCTS.get(dtype)
-    rough = _BETWEEN.search(name) or _FEW_DIGITS.match(name)
-    return allowed if allowed is None or not rough else max(allowed, 1e-3)
+    if allowed is not None and (_BETWEEN.search(name) or _FEW_DIGITS.match(name)):
+        return max(allowed, 1e-3)
+    if not _PRODUCTS.search(name):
+        return allowed
+    functions = dtype in (torch.float64, torch.complex128) and _WITH.search(name)
+    return allowed if functions else _OF_PRODUCTS.get(dtype)
 
 
 def _assert_tensor(

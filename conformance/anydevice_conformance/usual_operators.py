@@ -15,6 +15,7 @@ from anydevice_conformance.dice import Dice
 from anydevice_conformance.usual_forms import FORMS
 from anydevice_conformance.usual_indexing import INDEXING
 from anydevice_conformance.usual_layers import LAYERS
+from anydevice_conformance.usual_networks import NETWORKS
 from anydevice_conformance.usual_operator import (
     ALL,
     BOOLS,
@@ -255,6 +256,7 @@ def _all() -> Iterator[Usual]:
     yield from LAYERS
     yield from RARER
     yield from FORMS
+    yield from NETWORKS
 
 
 #: All of them.

@@ -147,7 +147,10 @@ class Call {
     }
     return map_tensors(v, [&](const Tensor& t) {
       if (is_sim(t)) return alias(t);
-      return config().mode == Mode::kSync ? t : t.clone();  // the host may change it meanwhile
+      if (config().mode == Mode::kSync) return t;
+      auto copy = t.clone();  // the host may change it meanwhile
+      copy.unsafeGetTensorImpl()->set_wrapped_number(t.unsafeGetTensorImpl()->is_wrapped_number());
+      return copy;
     });
   }
 
