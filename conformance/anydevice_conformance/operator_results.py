@@ -96,7 +96,8 @@ def assert_alike(name: str, way: str, found: Any, plain: Any, wide: Any) -> None
         )
         assert same, f"{words} gave {type(one).__name__}, not {type(other).__name__}"
         if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-            _assert_tensor(words, one, other, exact, 4.0 if way == "gradient" else 1.0)
+            allowed = _allowed(name, other.dtype)
+            _assert_tensor(words, one, other, exact, allowed, 4.0 if way == "gradient" else 1.0)
         elif isinstance(other, float):
             near = math.isclose(one, other, rel_tol=1e-2, abs_tol=1e-5)
             assert near or (one != one and other != other), f"{words} gave {one}, not {other}"
@@ -115,12 +116,16 @@ def _allowed(name: str, dtype: torch.dtype) -> float | None:
 
 
 def _assert_tensor(
-    name: str, found: torch.Tensor, plain: torch.Tensor, wide: Any, loose: float
+    name: str,
+    found: torch.Tensor,
+    plain: torch.Tensor,
+    wide: Any,
+    allowed: float | None,
+    loose: float,
 ) -> None:
     assert found.dtype is plain.dtype, f"{name} gave {found.dtype}, not {plain.dtype}"
     assert found.shape == plain.shape, f"{name} gave {tuple(found.shape)}, not {tuple(plain.shape)}"
     found, plain = (t.detach().resolve_conj().resolve_neg() for t in (found, plain))
-    allowed = _allowed(name, plain.dtype)
     if allowed is None:
         assert torch.allclose(_bits(found), _bits(plain), 0, 0, equal_nan=True), (
             f"{name}: {_difference(found, plain)}"
