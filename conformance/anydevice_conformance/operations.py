@@ -32,7 +32,7 @@ def _linear(dice: Dice) -> list[torch.Tensor]:
 
 
 def _queries(dice: Dice) -> list[torch.Tensor]:
-    batch, heads, width = dice.among(1, 2), dice.among(1, 2, 4), dice.among(4, 8, 16, 17)
+    batch, heads, width = dice.among(1, 2), dice.among(1, 2, 4), dice.among(8, 17, 64, 128)
     queries, keys = dice.among(1, 3, 8, 33), dice.among(3, 8, 33, 70)
     return [
         dice.floats(batch, heads, queries, width),
@@ -42,7 +42,7 @@ def _queries(dice: Dice) -> list[torch.Tensor]:
 
 
 def _square_queries(dice: Dice) -> list[torch.Tensor]:
-    length, width = dice.among(2, 5, 16, 33), dice.among(4, 8, 16)
+    length, width = dice.among(2, 16, 33, 65), dice.among(8, 17, 64)
     return [dice.floats(2, 2, length, width) for _ in range(3)]
 
 
@@ -224,6 +224,12 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "sum of int8": Operation(R, lambda x: x.sum(), _int8, exact=True),
     "sum of int32": Operation(R, lambda x: x.sum(-1), _int32, exact=True),
     "sum of int64": Operation(R, lambda x: x.sum(0), _int64, exact=True),
+    "extremes of int64": Operation(
+        R,
+        lambda x: torch.cat([x.amax(-1), x.amin(-1), (-1 - x.abs()).amax(-1), x.abs().amin(-1)]),
+        _int64,
+        exact=True,
+    ),
     "sum of bools": Operation(R, lambda x: x.sum(), _bools, exact=True),
     "cumulative sum of bools": Operation(R, lambda x: x.cumsum(-1), _bools, exact=True),
     "cumulative sum of int64": Operation(R, lambda x: x.cumsum(-1), _int64, exact=True),
@@ -269,6 +275,9 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "bitwise": Operation(I, lambda x: (x & 0xFF) ^ (x >> 3), _int64, exact=True),
     "not": Operation(I, lambda x: ~x, _bools, exact=True),
     "triangle": Operation(I, lambda x, y: torch.triu(x, 1), _two, exact=True),
+    "triangle of infinities": Operation(
+        I, lambda x, y: torch.triu(torch.full_like(x, -torch.inf), 1), _two, exact=True
+    ),
     "arange": Operation(
         I, lambda x: torch.arange(x.shape[1], device=x.device) + 0 * x[0], _int64, exact=True
     ),

@@ -39,19 +39,6 @@ def install(package, site):
     assert code == 0, output
 
 
-#: Runs a command of anydevice's; ``certify`` tries only the groups that see what a cache keeps.
-ON_MEMORY = """
-import functools
-import sys
-
-from anydevice.cli import main
-from anydevice_conformance import certify
-
-certify.run_suite = functools.partial(certify.run_suite, only=["DEV_", "MEM_", "OOM_"])
-sys.exit(main(sys.argv[1:]))
-"""
-
-
 @pytest.fixture(scope="module")
 def vendor(tmp_path_factory):
     """A folder with the vendor's torch package, one with a new package, and where it is installed.
@@ -78,7 +65,7 @@ def test_the_way_of_the_guide(vendor, tmp_path):
     assert "anydevice-bar 0.1.0" in output
 
     # Nothing is claimed yet, and the device caches: the report says what to do.
-    certify = ["-c", ON_MEMORY, "certify", "bar", "--quick", "--output", "report"]
+    certify = ["-m", "anydevice", "certify", "bar", "--quick", "--output", "report"]
     code, output = python(certify, tmp_path, path)
     assert code == 1, output
     assert "FAILED MEM-003" in output

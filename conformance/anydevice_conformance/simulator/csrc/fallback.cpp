@@ -149,7 +149,8 @@ class Call {
       if (is_sim(t)) return alias(t);
       if (config().mode == Mode::kSync) return t;
       auto copy = t.clone();  // the host may change it meanwhile
-      copy.unsafeGetTensorImpl()->set_wrapped_number(t.unsafeGetTensorImpl()->is_wrapped_number());
+      if (t.unsafeGetTensorImpl()->is_wrapped_number())
+        copy.unsafeGetTensorImpl()->set_wrapped_number(true);
       return copy;
     });
   }
