@@ -82,6 +82,8 @@ def interrupted():
     before = signal.signal(signal.SIGALRM, handle)
     yield run
     signal.signal(signal.SIGALRM, before)
+    # Where the signal comes as `torch.no_grad` ends, gradients stay off for the tests that follow.
+    torch.set_grad_enabled(True)
 
 
 @pytest.fixture(scope="session")
