@@ -18,6 +18,8 @@ __all__ = ["probe", "run_suite"]
 Event = dict[str, Any]
 #: How many checks may take the process with them before the run is given up.
 _MOST_CRASHES: Final = 10
+#: Characters of a process's output that a message shows.
+_SHOWN: Final = 1500
 _INI: Final = Path(__file__).with_name("certify.ini")
 #: What of pytest's own environment would change the suite.
 _FOREIGN: Final = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS")
@@ -75,7 +77,7 @@ def run_suite(
             "case": victim["case"],
             "needs": victim["needs"],
             "status": "failed",
-            "message": f"{_cause(code)}, and took the process with it:\n{_tail(log)}",
+            "message": f"{_cause(code)}, and took the process with it:\n{_crash(log)}",
             "seconds": 0.0,
         }
         Journal(journal).write("result", **crash)
@@ -167,5 +169,16 @@ def _cause(code: int) -> str:
     return "it hung or ended the process"
 
 
+def _crash(log: Path) -> str:
+    """Where the process crashed or hung: faulthandler's text, the innermost call first."""
+    text = log.read_text(encoding="utf-8", errors="replace")
+    start = max(text.rfind("Fatal Python error"), text.rfind("Timeout ("))
+    if start < 0:
+        return text[-_SHOWN:]
+    threads = text[start:].partition("\n\nExtension modules")[0]
+    # Other threads come before the one that crashed.
+    return threads[max(0, threads.find("Current thread")) :][:_SHOWN]
+
+
 def _tail(log: Path) -> str:
-    return log.read_text(encoding="utf-8", errors="replace")[-1500:]
+    return log.read_text(encoding="utf-8", errors="replace")[-_SHOWN:]

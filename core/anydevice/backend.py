@@ -161,7 +161,7 @@ class DeviceBackend:
     #: The environment variable that hides devices from a process.
     visible_devices_env: str | None = None
     #: What a plain ``RuntimeError`` of this device says when memory lacks, where it does not raise
-    #: ``torch.OutOfMemoryError``.
+    #: ``torch.OutOfMemoryError``. Upper and lower case are the same.
     out_of_memory_words: tuple[str, ...] = ()
 
     # ------------------------------------------------------------------ presence
@@ -249,10 +249,10 @@ class DeviceBackend:
         if not self.out_of_memory_words or not isinstance(error, RuntimeError):
             return False
         try:
-            text = str(error)
+            text = str(error).lower()
         except Exception:  # noqa: BLE001 - an error that cannot be shown is none of the device's
             return False
-        return any(words in text for words in self.out_of_memory_words)
+        return any(words.lower() in text for words in self.out_of_memory_words)
 
     # ------------------------------------------------------------------ work and movement
 

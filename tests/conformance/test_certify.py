@@ -133,6 +133,8 @@ def test_a_crash_is_one_failed_check(tmp_path, monkeypatch):
     statuses = {r["check"]: (r["status"], r["message"]) for r in report["results"]}
     assert statuses["test_MOV_019_threads"][0] == "failed"
     assert "SIGABRT" in statuses["test_MOV_019_threads"][1]
+    # the innermost call comes first
+    assert " in before" in statuses["test_MOV_019_threads"][1].splitlines()[2]
     assert statuses["test_MOV_018_index_spellings"][0] == "passed"
     assert statuses["test_MOV_021_odd_sizes"][0] == "passed"
     assert list(dict.fromkeys(r["check"] for r in results)) == [

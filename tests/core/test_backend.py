@@ -232,6 +232,7 @@ def test_words_of_a_plain_error_are_known():
     odd = Odd()
     odd.out_of_memory_words = ("FOO out of memory",)
     assert odd.is_out_of_memory(RuntimeError("x: FOO out of memory. Tried")) is True
+    assert odd.is_out_of_memory(RuntimeError("Foo Out Of Memory")) is True
     assert odd.is_out_of_memory(RuntimeError("CUDA out of memory")) is False
     assert odd.is_out_of_memory(ValueError("FOO out of memory")) is False
 
