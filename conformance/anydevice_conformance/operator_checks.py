@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import torch
 
-from anydevice_conformance.data import short_name
+from anydevice_conformance.data import is_refused_view, short_name
 from anydevice_conformance.operator_calls import WRITES, called, in_double, leaves, mapped
 from anydevice_conformance.operator_results import are_equal, assert_alike
 from anydevice_conformance.operator_trials import Trial
@@ -114,7 +114,7 @@ class Operators:
 
     def _note_failure(self, trial: Trial, way: str, error: Exception) -> None:
         """Whether the device does not have the operator, or has it and fails."""
-        if self._subject.backend.is_out_of_memory(error):
+        if self._subject.backend.is_out_of_memory(error) or is_refused_view(error):
             return
         key = trial.name, trial.dtype, way
         words = f"{trial.name} of {short_name(trial.dtype)} ({way}) raises {_words(error)}"

@@ -62,5 +62,7 @@ def _after_count(subject: Subject) -> dict[str, Any]:
 
 
 def _assert_forked(found: dict[str, Any]) -> None:
-    assert found["code"] == 0, f"the forked child ended with {found['code']}\n{found['words']}"
+    reason = "".join(found["words"].splitlines()[-1:])  # what a report shows comes first
+    ended = f"the forked child ended with {found['code']}: {reason}"
+    assert found["code"] == 0, f"{ended}\n{found['words']}"
     assert not found["started"], f"after counting, {found['started']}"
