@@ -78,7 +78,7 @@ def _change(argument: Any) -> None:
     """Put an argument's elements in another order, where they are."""
     for tensor in leaves(argument):
         if isinstance(tensor, torch.Tensor) and tensor.dim() and 0 not in tensor.stride():
-            tensor.copy_(tensor.flip(0))
+            tensor.copy_(tensor.cpu().flip(0))
 
 
 def placed(tensor: torch.Tensor, device: torch.device, layout: str, offset: int) -> torch.Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import re
 import warnings
 from collections.abc import Iterator
 from functools import partial
@@ -12,23 +11,19 @@ from typing import Any, Final
 
 import torch
 
+from anydevice_conformance.ambients import AMBIENTS
 from anydevice_conformance.data import is_refused_view, short_name
 from anydevice_conformance.operator_calls import WRITES, called, in_double, leaves, mapped
 from anydevice_conformance.operator_results import are_equal, assert_alike
 from anydevice_conformance.operator_trials import Trial
+from anydevice_conformance.programs_of_operators import aligned, has_absent
+from anydevice_conformance.refusals import is_refusal
 from anydevice_conformance.situations import run_in
 from anydevice_conformance.subject import Subject
 from anydevice_conformance.usual_operator import Usual
 
 __all__ = ["Operators"]
 
-#: By which words an error says that a device does not have something.
-_HAS_NOT: Final = re.compile(
-    r"not (yet |currently )?(implemented|supported|available)|unsupported|un-?implemented"
-    r"|(does not|doesn't|only|can't|cannot) (yet |currently )?support|supports only|no kernel"
-    r"|could not run|not have .*(kernel|implementation)",
-    re.IGNORECASE,
-)
 #: So many other arguments are tried where an operator fails.
 _OTHERS: Final = 8
 
@@ -48,17 +43,18 @@ class Operators:
             AssertionError: it is wrong, or it fails with what it must have.
         """
         subject = self._subject
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), AMBIENTS[trial.situation.ambient](subject):
             warnings.simplefilter("ignore")
             found, plain = run_in(subject, trial.situation, lambda: self._results(trial))
-            for way, result in found.items():
-                if are_equal(result, plain[way]):
+            for way, given in found.items():
+                result, wanted = aligned(given, plain[way])
+                if are_equal(result, wanted):
                     continue
                 again = run_in(subject, trial.situation, partial(_again, trial, way))
                 if not are_equal(again, plain[way]):
                     continue  # of the host itself, which leaves something unwritten
                 wide = run_in(subject, trial.situation, partial(_in_double, trial, way))
-                assert_alike(trial.name, way, result, plain[way], wide)
+                assert_alike(trial.name, way, result, wanted, wide)
 
     def _results(self, trial: Trial) -> tuple[dict[str, Any], dict[str, Any]]:
         """The device's and the host's by way.
@@ -84,6 +80,8 @@ class Operators:
                 if way in WRITES:
                     break  # what it has written into its arguments is not said
                 continue
+            if has_absent(fetched):
+                self._assert_refused_plainly(trial, way, fetched)
             if way == "plain":
                 self._assert_apart(trial, result, plain.pop("shares"))
             found[way] = fetched
@@ -105,6 +103,23 @@ class Operators:
                     f"{trial.name} gave a result that is an argument's own memory"
                 )
 
+    def _assert_refused_plainly(self, trial: Trial, way: str, found: Any) -> None:
+        """What it refuses here it refuses where the same values are contiguous, too."""
+        plainly = trial.plainly()
+        if plainly == trial:
+            return
+
+        def attempt() -> Any:
+            given = plainly.arguments(self._subject.device(plainly.situation.index))
+            return list(_up_to(plainly, way, given))[-1]
+
+        again = run_in(self._subject, plainly.situation, attempt)
+        pairs = zip(_refused(found), _refused(again), strict=True)
+        assert all(other or not one for one, other in pairs), (
+            f"{trial.name} ({way}) refuses what it does where the same values are contiguous, on "
+            "device 0, in its default stream and this thread"
+        )
+
     def _note_success(self, trial: Trial, way: str) -> None:
         key = trial.name, trial.dtype, way
         self._work.add(key)
@@ -124,7 +139,7 @@ class Operators:
                 f"{words}, and does not where the same values are contiguous, on device 0, in "
                 "its default stream and this thread"
             )
-        if isinstance(error, NotImplementedError) or _HAS_NOT.search(str(error)):
+        if is_refusal(error):
             return
         if way == "into out" and not isinstance(trial.description, Usual):
             return  # of torch's own samples some have results that no out= fits
@@ -132,6 +147,11 @@ class Operators:
         if key in self._work or any(_works(self._subject, other, way) for other in others):
             raise AssertionError(f"{words}, and works for other values and shapes")
         self._fail.setdefault(key, (trial, words))
+
+
+def _refused(result: Any) -> list[bool]:
+    """Of each call of a program, whether there is no result."""
+    return list(map(has_absent, result[0]))
 
 
 def _words(error: Exception) -> str:

@@ -13,39 +13,22 @@ import torch
 
 from anydevice_conformance.data import DTYPES, short_name
 from anydevice_conformance.operator_calls import WAYS, mapped, placed
+from anydevice_conformance.operator_layouts import Deck, Layouts, possible
 from anydevice_conformance.situations import Situation
 from anydevice_conformance.subject import Subject
 from anydevice_conformance.torch_operators import descriptions, name_of, samples_of
+from anydevice_conformance.usual_operator import Usual
 from anydevice_conformance.usual_operators import USUAL
 
 __all__ = ["Trial", "trials", "usual_trials"]
 
-#: How its arguments lie in memory.
-_LAYOUTS: Final[tuple[str, ...]] = (
-    "transposed",
-    "channels-last",
-    "stepped",
-    "narrowed",
-    "permuted",
-)
-#: Of what is only read: the first row, or column, in the place of all.
-_READ: Final = ("rows", "columns")
-#: Of one where equal elements have no order, or must not be written to one place, none is expanded.
-_NEVER_EXPANDED: Final = re.compile(
-    r"(arg)?sort|topk|kthvalue|median|(arg|cum)?(max|min)\b|a(max|min)|msort|least|search|index_copy"
-    r"|.*cache|cholesky|solve|inverse|eigen|singular|.*pool|put|scatter(?!_add)|.*quantile|unravel"
-)
+#: Most models that are only used run so.
+_INFERS: Final = ("inference_mode",) * 3
 _OFFSETS: Final = (0, 1, 3, 5, 35)
-#: Of what the memory may be channels-last.
-_IMAGES: Final = re.compile(
-    "conv|pool|pad|group_norm|batch_norm|resize|interpolate|upsample|nearest|enlarged"
-)
 #: Torch's functions for layers are not meant to be called otherwise.
 _PLAIN_ONLY: Final = re.compile(r"nn\.")
 #: Into an ``out=`` whose dimensions are permuted torch 2.13 writes beside the host's own memory.
 _NOT_INTO_OUT: Final = re.compile(r"tri[lu]$|fft\.ihfft")
-#: Of channels-last memory torch 2.13 on the host crashes where only the weight has a gradient.
-_CRASHES: Final = re.compile("group_norm")
 #: Of weights that are not dense it leaves part of the gradient unwritten.
 _DENSE: Final = re.compile(r"nn\.functional\.(batch|instance)_norm")
 #: In place torch 2.13 resizes what it adds to, which it says nowhere.
@@ -57,6 +40,7 @@ _ONE_BY_ONE: Final = ("UnaryUfuncInfo", "BinaryUfuncInfo")
 _ALWAYS: Final = (torch.int64, torch.bool)
 #: In a quick run of the usual operators so many dtypes of each, and half of them where it is more.
 _FEW: Final = 3
+_FEW_OF_MANY: Final = 3
 #: So often a usual operator's gradient is taken in a round; quickly once.
 _GRADIENTS: Final = 2
 
@@ -97,7 +81,7 @@ class Trial:
         def there(value: Any) -> Any:
             if isinstance(value, torch.Tensor):
                 tensor, layout = _sized(value.detach(), self.size), next(layouts)
-                return placed(tensor, device, _possible(layout, tensor), self.offset)
+                return placed(tensor, device, possible(layout, tensor), self.offset)
             return device if isinstance(value, torch.device) or value == "cpu" else value
 
         kept = [self.sample.input, *self.sample.args], self.sample.kwargs
@@ -105,7 +89,7 @@ class Trial:
 
     def plainly(self) -> Trial:
         """The same values, contiguous, in the plainest situation."""
-        plainest = Situation(mode=self.situation.mode)
+        plainest = Situation(mode=self.situation.mode, ambient=self.situation.ambient)
         return dataclasses.replace(self, layouts=("contiguous",), offset=0, situation=plainest)
 
     def __repr__(self) -> str:
@@ -131,26 +115,30 @@ def trials(subject: Subject, rounds: int) -> Iterator[Trial]:
         if dtype in one.supported_dtypes("cpu")
     ]
     dice.shuffle(pairs)
+    hands = {one.name: _Hands(subject, dice, name_of(one)) for one, _ in pairs}
     for description, dtype in pairs:
         ways = [way for way in WAYS if _has(description, dtype, way)]
         enlarges = type(description).__name__ in _ONE_BY_ONE
         for sample in samples_of(description, dtype, rounds, dice.randrange(1 << 30)):
             size = dice.choice(_SIZES) if enlarges and dice.random() < 0.5 else 0
             chosen = [dice.choice(ways)]
-            yield _trial(subject, dice, description, sample, dtype, chosen, size)
+            dealt = hands[description.name]
+            yield _trial(subject, dice, dealt, description, sample, dtype, chosen, size)
 
 
 def usual_trials(subject: Subject, rounds: int) -> Iterator[Trial]:
     """The usual operators, each in all dtypes and all ways; quickly in half of the dtypes."""
     dice = random.Random(subject.seed)
     claimed = set(subject.supported(*DTYPES))
-    for usual in USUAL:
+    for usual in [one for one in USUAL if not (one.slow and subject.quick)]:
+        hands = _Hands(subject, dice, usual.name)
         dtypes = [dtype for dtype in usual.dtypes if dtype in claimed]
         floats = [dtype for dtype in dtypes if dtype.is_floating_point] if usual.trained else []
         dice.shuffle(dtypes)
         dtypes.sort(key=lambda dtype: dtype not in _ALWAYS)
+        dtypes.sort(key=lambda dtype: dtype is torch.float64)  # in which the fewest models are
         dice.shuffle(floats)
-        count = max(_FEW, -(-len(dtypes) // 2)) if subject.quick else len(dtypes)
+        count = _quickly(usual, len(dtypes)) if subject.quick else len(dtypes)
         ways = ["plain", "into out"] if usual.supports_out else ["plain"]
         if usual.inplace_variant is not None:
             ways.append("in place")
@@ -165,12 +153,26 @@ def usual_trials(subject: Subject, rounds: int) -> Iterator[Trial]:
             special = some is ways and dice.random() < 0.4  # which the seed chooses
             sample = usual.sample(dtype, dice.randrange(1 << 30), special)
             more = ["once more"] if "gradient" not in some and dice.random() < 0.2 else []
-            yield _trial(subject, dice, usual, sample, dtype, [*some, *more])
+            yield _trial(subject, dice, hands, usual, sample, dtype, [*some, *more])
+
+
+def _quickly(usual: Usual, dtypes: int) -> int:
+    """How many dtypes a quick run tries; of what makes many calls fewer."""
+    return max(_FEW, dtypes // 2) if usual.calls == 1 else _FEW_OF_MANY
+
+
+class _Hands:
+    """What is dealt to the trials of one operator: layouts, and gradient modes."""
+
+    def __init__(self, subject: Subject, dice: random.Random, name: str) -> None:
+        self.layouts = Layouts(dice, name)
+        self.modes = Deck(dice, ("enable_grad", "no_grad", *_INFERS * subject.infers))
 
 
 def _trial(
     subject: Subject,
     dice: random.Random,
+    hands: _Hands,
     description: Any,
     sample: Any,
     dtype: torch.dtype,
@@ -178,47 +180,31 @@ def _trial(
     size: int = 0,
 ) -> Trial:
     indices, name = subject.indices, name_of(description)
-    modes = ["enable_grad", "no_grad", *["inference_mode"] * (2 * subject.infers)]
-    strided = subject.strided and dice.random() < 0.75 and not _DENSE.match(name)
+    strided = subject.strided and not _DENSE.match(name) and dice.random() < 0.9
     return Trial(
         description,
         sample,
         dtype,
         tuple(way for way in WAYS if way in ways),
-        _layouts(dice, name, ways) if strided else ("contiguous",),
+        hands.layouts.deal(ways) if strided else ("contiguous",),
         dice.choice(_OFFSETS) if strided else 0,
         size,
         Situation(
             dice.choice(indices),
             dice.choice(indices),
             side_stream=subject.capabilities.streams and dice.random() < 0.2,
-            thread=dice.random() < 0.04,
-            mode="enable_grad" if "gradient" in ways else dice.choice(modes),
+            thread=dice.random() < 0.06,
+            mode="enable_grad" if "gradient" in ways else hands.modes.deal(),
+            ambient=_ambient(subject, dice, dtype),
         ),
     )
 
 
-def _layouts(dice: random.Random, name: str, ways: Sequence[str]) -> tuple[str, ...]:
-    """One for each of the first arguments; what is written into is not expanded."""
-    some: tuple[str, ...] = _LAYOUTS
-    if _IMAGES.search(name):
-        some = (*some, "channels-last", "channels-last", "channels-last")
-    if "gradient" in ways and _CRASHES.search(name):
-        some = tuple(layout for layout in some if layout != "channels-last")
-    found = [dice.choice(some if dice.random() < 0.7 else ("contiguous",)) for _ in range(4)]
-    writes = {"in place", "once more"} & {*ways}
-    if not writes and not _NEVER_EXPANDED.match(name) and dice.random() < 0.3:
-        found[dice.randrange(3)] = dice.choice(_READ)
-    return tuple(found)
-
-
-def _possible(layout: str, tensor: torch.Tensor) -> str:
-    """The layout, where the tensor can have it."""
-    if layout in _READ and (0 in tensor.shape or not tensor.dim()):
-        return "contiguous"
-    if layout == "channels-last" and tensor.dim() not in (4, 5):
-        return "contiguous" if tensor.dim() < 2 else "transposed"
-    return "transposed" if layout == "permuted" and tensor.dim() < 3 else layout
+def _ambient(subject: Subject, dice: random.Random, dtype: torch.dtype) -> str:
+    """Of what floating results are made of integers."""
+    whole = not (dtype.is_floating_point or dtype.is_complex)
+    other = whole and dice.random() < 0.25 and subject.backend.supports_dtype(torch.float64)
+    return "default dtype float64" if other else ""
 
 
 def _has(description: Any, dtype: torch.dtype, way: str) -> bool:

@@ -27,10 +27,10 @@ _ROWS: Final = of_sizes((3, 5), (33,), (1, 7), (65, 3), (1,), (1031,))
 
 def _few(dice: Dice, dtype: torch.dtype) -> list[Any]:
     """Whole numbers, most of which come again; at times so large that a float has not all."""
-    values = dice.integers(0, 5, dice.among(1, 33, 300))
-    return [
-        (values + dice.among(0, 1 << 40)).to(dtype) if dtype is torch.int64 else values.to(dtype)
-    ]
+    values = dice.integers(0, 5, dice.among(33, 33, 300))
+    if dtype is torch.int64:
+        values[::2] += 1 << 40
+    return [values.to(dtype)]
 
 
 def _blind(dice: Dice, dtype: torch.dtype) -> list[Any]:

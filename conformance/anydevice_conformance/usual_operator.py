@@ -67,6 +67,8 @@ class Usual:
         supports_out: whether it writes into ``out=``.
         inplace_variant: does it in place; None where nothing does.
         trained: whether a gradient comes back through it.
+        calls: how many calls it consists of.
+        slow: whether a quick run leaves it out.
     """
 
     name: str
@@ -77,6 +79,8 @@ class Usual:
     inplace_variant: Callable[..., Any] | None = None
     trained: bool = False
     variant_test_name: str = ""
+    calls: int = 1
+    slow: bool = False
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         """Do it."""

@@ -12,6 +12,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 
 from anydevice_conformance.dice import Dice
+from anydevice_conformance.programs_of_elements import ELEMENTS
+from anydevice_conformance.programs_of_layers import LAYERS_WITH_OPTIONS
+from anydevice_conformance.programs_of_moves import MOVES
+from anydevice_conformance.programs_of_products import PRODUCTS
+from anydevice_conformance.programs_of_values import VALUES
 from anydevice_conformance.usual_forms import FORMS
 from anydevice_conformance.usual_indexing import INDEXING
 from anydevice_conformance.usual_layers import LAYERS
@@ -160,7 +165,7 @@ def _signed(dice: Dice, values: torch.Tensor) -> torch.Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class _HostNumber:
-    """A tensor of no dimensions, that stays on the host."""
+    """A tensor of no dimensions, that stays on the host; it is part of another one."""
 
     value: int | bool
 
@@ -170,7 +175,7 @@ def _on_the_host(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def run(first: torch.Tensor, second: Any, **options: Any) -> Any:
         if isinstance(second, _HostNumber):
-            second = torch.tensor(second.value)
+            second = torch.tensor([not second.value, second.value])[1]
         return function(first, second, **options)
 
     return run
@@ -257,6 +262,11 @@ def _all() -> Iterator[Usual]:
     yield from RARER
     yield from FORMS
     yield from NETWORKS
+    yield from PRODUCTS
+    yield from LAYERS_WITH_OPTIONS
+    yield from ELEMENTS
+    yield from MOVES
+    yield from VALUES
 
 
 #: All of them.

@@ -224,3 +224,54 @@ class CountsInFloat32(Kernel):
         found = real(*args, **kwargs)
         small = args[0].dtype.itemsize == 1 and not args[0].is_floating_point()
         return found.float().to(found.dtype) if small and args[0].numel() > 1 << 24 else found
+
+
+@mutant("DTY-019")
+class LongReflectionHasNoTail(Kernel):
+    """The gradient of a reflected pad is lost beyond the 65536th sample."""
+
+    operations = ("reflection_pad1d_backward.grad_input",)
+
+    def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        found = real(*args, **kwargs)
+        found[..., 1 << 16 :].zero_()
+        return found
+
+
+@mutant("DTY-019")
+class CorrectionIsABool(Kernel):
+    """A variance is corrected by one, or not at all, whatever number is asked for."""
+
+    operations = ("std.correction", "var.correction")
+
+    def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        correction = kwargs.get("correction")
+        return real(
+            *args, **{**kwargs, "correction": None if correction is None else min(correction, 1)}
+        )
+
+
+@mutant("DTY-019")
+class NothingIsMultipliedByNaN(Kernel):
+    """With beta=0 what is added is multiplied by zero, so that NaN in it stays."""
+
+    operations = ("addmm", "addmv", "baddbmm")
+
+    def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        found = real(*args, **kwargs)
+        return found + args[0] * 0 if kwargs.get("beta", 1) == 0 else found
+
+
+@mutant("DTY-019")
+class FillsInMemoryOrderWithoutGradients(Kernel):
+    """In inference mode a transposed tensor is masked in the order of its memory."""
+
+    operations = ("masked_fill_.Scalar", "masked_fill_.Tensor")
+
+    def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        values, mask, *rest = args
+        turned = values.dim() == 2 and values.mT.is_contiguous() and values.shape == mask.shape
+        if torch.is_inference_mode_enabled() and turned and not values.is_contiguous():
+            real(values.mT.reshape(-1).view(values.shape), mask, *rest, **kwargs)
+            return values
+        return real(*args, **kwargs)
