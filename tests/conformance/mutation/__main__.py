@@ -78,7 +78,7 @@ def _rules(args: argparse.Namespace) -> list[Outcome]:
 def _together(args: argparse.Namespace) -> list[Outcome]:
     """Backends with many faults at once; every check is tried on each."""
     names = [together(args.together, args.seed + n) for n in range(args.count)]
-    trials = [Trial(name, lambda check: 0, first=False, seconds=600) for name in names]
+    trials = [Trial(name, lambda check: 0, seconds=600) for name in names]
     return run_trials(trials, quick=args.quick, tell=_line)
 
 
