@@ -18,6 +18,8 @@ __all__ = ["check_pins"]
 
 #: Bytes of large sources; they take turns.
 _LARGE: Final = (1 << 20, (1 << 21) + 1, (1 << 22) - 1, 70_001, 3 << 19)
+#: Elements that lie in one memory with a small source.
+_BESIDE: Final = 9001
 #: So much more than its elements the result's storage may take, in bytes.
 _SLACK: Final = 4096
 
@@ -36,6 +38,8 @@ def check_pins(subject: Subject) -> None:
     kept: list[tuple[torch.Tensor, torch.Tensor, str]] = []
     for number, situation in enumerate(every):
         large = all_bits(torch.uint8, _LARGE[(number + subject.seed) % len(_LARGE)], seed=number)
+        if number % 2:  # a part of something larger
+            large = torch.cat([large, large])[large.numel() // 3 :][: large.numel()]
         share = [*sources[number :: len(every)], (large, f"{large.numel()} uint8")]
         with restored(subject):
             pinned = run_in(subject, situation, lambda: _pinned(subject, situation, share))  # noqa: B023
@@ -55,7 +59,8 @@ def _sources(subject: Subject) -> list[Source]:
             made = LAYOUTS[layout](shape)
             assert made is not None
             count, view = made
-            storage = all_bits(dtype, count + offset, seed=len(found))
+            more = _BESIDE * (len(found) % 4 == 2)  # a small part of a large storage
+            storage = all_bits(dtype, count + offset + more, seed=len(found))
             words = f"{short_name(dtype)} {shape}, {layout}, {offset} elements in"
             if len(found) % 3 == 1:
                 storage, words = subject.backend.pin_memory(storage), f"pinned {words}"

@@ -88,7 +88,14 @@ def is_done(event: Any) -> bool:
     return bool(query())
 
 
-def still_running(subject: Subject, index: int, stream: Any, action: Callable[[], object]) -> bool:
+def still_running(
+    subject: Subject,
+    index: int,
+    stream: Any,
+    action: Callable[[], object],
+    *,
+    tries: int = _TRIES,
+) -> bool:
     """Queue long work on ``stream``, do ``action``; whether the work was then still running.
 
     Tried a few times with more and more work, and once before without any, so that what the action
@@ -97,7 +104,7 @@ def still_running(subject: Subject, index: int, stream: Any, action: Callable[[]
     backend, work = subject.backend, long_work(subject, index)
     action()
     backend.synchronize(index)
-    for attempt in range(_TRIES):
+    for attempt in range(tries):
         with backend.use_stream(stream):
             result = work.run(2**attempt)
         event = backend.record_event(stream)

@@ -222,6 +222,8 @@ def test_STR_013_wait_across_devices(subject: Subject) -> None:
         for first in (backend.new_stream(here), backend.current_stream(here))
         for then in (backend.new_stream(there), backend.current_stream(there))
     ]
+    if subject.quick:  # each stream of both kinds comes first and then
+        pairs = [pairs[number] for number in (0, 3, 5, 6)]
     for here, there, first, then in pairs:
         work = long_work(subject, here)
         with backend.use_stream(first):

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import gc
 import itertools
+import random
 import time
+import weakref
 
 import torch
 
@@ -23,6 +25,8 @@ from anydevice_conformance.subject import Subject
 from anydevice_conformance.work import is_done, long_work, still_running
 
 pytestmark = needs("pinned_memory")
+#: Copies that may be in flight: what they read may be kept.
+_IN_FLIGHT = 16
 
 
 def test_PIN_001_is_pinned(subject: Subject) -> None:
@@ -105,6 +109,7 @@ def test_PIN_003_on_any_stream(subject: Subject) -> None:
         subject.backend.pin_memory(sample(dtype, 7).repeat(count // 7 + 1)[:count])
         for dtype, count in zip(dtypes * 3, (5, 4099, 70_001, 600_011, 9, 1_200_007), strict=False)
     ]
+    sources += [source[3:] for source in sources[:4]]  # parts of pinned memory
 
     def law(example: tuple[Situation, int]) -> None:
         situation, count = example
@@ -168,13 +173,13 @@ def test_PIN_004_on_any_stream(subject: Subject) -> None:
     """
     dtypes = subject.supported(*DTYPES)
     sizes = itertools.cycle([1, 33, 4096, 65_537, 300_000, 1_200_001])
-    number = itertools.count(subject.seed)
+    dice = random.Random(subject.seed)
 
     def law(situation: Situation) -> None:
         sources = []
         for _ in range(6):
-            dtype, count = dtypes[next(number) % len(dtypes)], next(sizes)
-            offset = (0, 1, 16)[next(number) % 3]
+            dtype, count = dice.choice(dtypes), next(sizes)
+            offset = dice.choice((0, 1, 16))
             sources.append(sample(dtype, 9, seed=count).repeat(count // 9 + 3)[offset:][:count])
         run_in(subject, situation, lambda: _reused(subject, situation.index, sources))
 
@@ -187,9 +192,12 @@ def _reused(subject: Subject, index: int, sources: list[torch.Tensor]) -> None:
     backend, work = subject.backend, long_work(subject, index)
     for values in sources:
         backend.pin_memory(values)
+    resting = [subject.put(values.roll(1), index) for values in sources]
+    subject.synchronize_all()
     busy = work.run()
     arrived, later = [], []
-    for values in sources:
+    for values, other in zip(sources, resting, strict=True):
+        subject.fetch(other, non_blocking=True)  # let go of: nobody else gets its memory before
         arrived.append(subject.put(backend.pin_memory(values), index, non_blocking=True))
         later += [backend.pin_memory(torch.zeros_like(values)) for _ in range(3)]
     for values, there in zip(sources, arrived, strict=True):
@@ -197,7 +205,50 @@ def _reused(subject: Subject, index: int, sources: list[torch.Tensor]) -> None:
         assert same_bits(found, values), (
             f"a copy of {values.numel()} {values.dtype} delivered another tensor's values"
         )
+    subject.backend.synchronize(index)
+    for other in later:
+        assert same_bits(other, torch.zeros_like(other)), (
+            f"{other.numel()} pinned {other.dtype} were written by a copy of before"
+        )
     del later, busy
+
+
+def test_PIN_004_no_longer(subject: Subject, index: int) -> None:
+    """Pinned memory goes with its tensor, once the copies from it are done.
+
+    Found: it is kept until the device is synchronised, or until Python collects its garbage.
+    Fix: free the block once the event after its last copy has passed; hold it by no cycle.
+    """
+    backend = subject.backend
+    count = getattr(torch._C, "_storage_Use_Count", None)
+    stream = backend.current_stream(index) if subject.capabilities.streams else None
+    for size in (500, 20_000):
+        gc.collect()
+        was_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            alive, storages = [], []
+            for _ in range(3 * _IN_FLIGHT):
+                pinned = backend.pin_memory(torch.ones(size))
+                subject.put(pinned, index, non_blocking=True)
+                alive.append(weakref.ref(pinned))
+                storages.append(pinned.untyped_storage())
+                del pinned
+            if stream is None:
+                backend.synchronize(index)
+            else:
+                backend.synchronize_event(backend.record_event(stream))
+            backend.pin_memory(torch.ones(size))  # who looks for free memory finds it
+            kept = sum(tensor() is not None for tensor in alive)
+            if count is not None:
+                kept = max(kept, sum(count(s._cdata) > 1 for s in storages))
+        finally:
+            if was_enabled:
+                gc.enable()
+        assert kept <= _IN_FLIGHT, (
+            f"of {len(alive)} pinned tensors of {size} float32, moved and let go of, {kept} are "
+            "kept, though the copies are done"
+        )
 
 
 def test_PIN_005_dtypes_and_layouts(subject: Subject) -> None:

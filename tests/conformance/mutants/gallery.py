@@ -45,6 +45,7 @@ _MODULES: Final = (
     "seldom",
     "orders",
     "crossings",
+    "waiting",
 )
 #: Names the mutant that child processes put in place as they start; see ``startup``.
 MUTANT_VARIABLE: Final = "ANYDEVICE_TEST_MUTANT"
