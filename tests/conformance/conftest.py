@@ -7,11 +7,18 @@ import pytest
 
 from anydevice_conformance import warm_server
 
+#: Of transformers, what checks import: each run would take seconds to do so.
+_MODELS = (
+    "transformers.generation.utils",
+    "transformers.models.gpt2.modeling_gpt2",
+    "transformers.models.t5.modeling_t5",
+)
+
 
 @pytest.fixture(scope="session")
 def _warm_variables():
     """What says to others that this run of pytest has a warm process."""
-    folder = forking.node(forking.RANKS, warm_server.PRELOADED)
+    folder = forking.node(forking.RANKS, forking.TRANSFORMERS, warm_server.PRELOADED + _MODELS)
     return {"_ANYDEVICE_WARM_PROCESS": f"{folder}/programs"}
 
 
