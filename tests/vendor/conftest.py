@@ -38,8 +38,8 @@ class Environment:
         parent = sysconfig.get_path("purelib")
         Path(self.purelib, "parent.pth").write_text(f"import site; site.addsitedir({parent!r})\n")
 
-    def install(self, wheel):
-        pip("--python", self.python, "install", "--no-deps", "--no-index", wheel)
+    def install(self, *wheels):
+        pip("--python", self.python, "install", "--no-deps", "--no-index", *wheels)
 
     def uninstall(self, name):
         pip("--python", self.python, "uninstall", "--yes", name)

@@ -58,8 +58,7 @@ def test_a_package_is_found_used_and_removed(environment, wheel_of):
 def test_a_broken_package_is_listed_and_breaks_nothing(
     environment, wheel_of, folder, distribution, words
 ):
-    environment.install(wheel_of(HERE / "anydevice-foo"))
-    environment.install(wheel_of(HERE / folder))
+    environment.install(wheel_of(HERE / "anydevice-foo"), wheel_of(HERE / folder))
     found = environment.backends()
     (broken,) = [rest for (_, package), rest in found.items() if package.startswith(distribution)]
     assert broken[0] == "broken"
@@ -69,8 +68,7 @@ def test_a_broken_package_is_listed_and_breaks_nothing(
 
 
 def test_two_packages_for_one_device_are_named_and_one_can_be_picked(environment, wheel_of):
-    environment.install(wheel_of(HERE / "anydevice-foo"))
-    environment.install(wheel_of(HERE / "foo-again"))
+    environment.install(wheel_of(HERE / "anydevice-foo"), wheel_of(HERE / "foo-again"))
     found = environment.backends()
     for package in ("anydevice-foo 1.2.3", "foo-again 0.1"):
         status, reason, count = found["foo", package]
