@@ -17,6 +17,8 @@ from anydevice_conformance.threads import at_once
 __all__ = ["check_traffic"]
 
 _THREADS = 8
+#: Elements that are moved now and then.
+_LARGE = (20_000, 70_001, 300_001)
 
 
 def check_traffic(subject: Subject, turns: int) -> None:
@@ -29,7 +31,7 @@ def check_traffic(subject: Subject, turns: int) -> None:
 
     def work(number: int) -> None:
         dice = random.Random(subject.seed * _THREADS + number)
-        for _ in range(turns):
+        for turn in range(turns):
             dtype = dice.choice(dtypes)
             shape, layout, offset = dice.choice(small_cases(dice.randrange(99), subject.seed))
             made = LAYOUTS[layout](shape)
@@ -38,6 +40,9 @@ def check_traffic(subject: Subject, turns: int) -> None:
             storage = all_bits(dtype, count + offset, seed=dice.randrange(1 << 30))
             words = f"thread {number}: {short_name(dtype)} {shape}, {layout}"
             _round_trip(subject, dice, view(storage[offset : offset + count]), words)
+            if turn % 4 == 3:  # and what drivers copy in pieces, or by a buffer of theirs
+                large = torch.full((dice.choice(_LARGE),), float(dice.randrange(1 << 20)))
+                _round_trip(subject, dice, large, f"thread {number}: {large.numel()} float32")
 
     at_once(work, _THREADS, subject.backend)
 

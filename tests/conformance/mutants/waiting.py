@@ -5,12 +5,13 @@ from __future__ import annotations
 import collections
 import contextlib
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from mutants.gallery import Fault, mutant, patched
+from mutants.kernels import Kernel
 from mutants.moving import MaybeMoved, Move, is_from_host, is_to_host
 
 
@@ -117,6 +118,40 @@ class SortsOnTheDefaultStream(Fault):
         return [
             patched(torch.Tensor, "sort", lambda real: lambda t, *a, **k: sort(t, real, *a, **k))
         ]
+
+
+@mutant("STR-017")
+class NormsOnTheDefaultStream(Kernel):
+    """Another one: a norm, which no small program would call."""
+
+    operations = ("native_layer_norm",)
+
+    def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with self.module.default_stream(args[0].device.index):
+            return real(*args, **kwargs)
+
+
+@mutant("MOV-019")
+class ThreadsShareAStagingBuffer(Move):
+    """Blocking uploads of what is large go through one pinned buffer, whoever asks."""
+
+    def __init__(self) -> None:
+        self._buffer: list[torch.Tensor] = []
+
+    def instead(self, tensor: torch.Tensor, device: torch.device, non_blocking: bool) -> MaybeMoved:
+        large = 1 << 16 <= tensor.nbytes <= 1 << 21 and tensor.is_contiguous()
+        plain = tensor.dtype is torch.float32 and not tensor.requires_grad
+        if not large or not plain or not is_from_host(tensor, device) or tensor.is_pinned():
+            return None
+        if non_blocking or tensor.is_inference() or torch.is_inference_mode_enabled():
+            return None
+        if not self._buffer:
+            self._buffer.append(torch.empty(1 << 19, device="cpu", pin_memory=True))
+        part = self._buffer[0][: tensor.numel()]
+        part.copy_(tensor.view(-1))
+        moved = self.rightly(part.view(tensor.shape), device, True)
+        self.current_stream(device.index or 0).synchronize()
+        return moved
 
 
 @mutant("STR-018")
