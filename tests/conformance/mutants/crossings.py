@@ -24,7 +24,7 @@ class RowsAreNotRepeated(Move):
         return moved
 
 
-@mutant("MOV-025")
+@mutant("MOV-025", check="test_MOV_025_every_combination")
 class EqualScalarsAreOne(Move):
     """Of the scalars that are equal only the first one goes to the device."""
 
@@ -42,7 +42,7 @@ class EqualScalarsAreOne(Move):
         return found
 
 
-@mutant("MOV-025")
+@mutant("MOV-025", check="test_MOV_025_every_combination")
 class LargeMovesEndAtAPage(Move):
     """What is larger than 16 MiB is copied up to its last full page."""
 
@@ -54,7 +54,7 @@ class LargeMovesEndAtAPage(Move):
         return moved
 
 
-@mutant("MOV-025")
+@mutant("MOV-025", check="test_MOV_025_every_combination")
 class ActivationsLoseTheirGraph(Move):
     """A vector that was computed requires a gradient on the device, which does not go back."""
 

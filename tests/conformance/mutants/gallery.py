@@ -71,6 +71,7 @@ class Mutant:
     Attributes:
         name: of its class.
         paragraph: the id of the paragraph that it breaks.
+        check: the one check that must catch it; None for any of its paragraph.
         fault: the class.
         base: the device type whose right backend is broken.
         flag: whether it is caught by a flag, not by a failure.
@@ -85,6 +86,7 @@ class Mutant:
     flag: bool = False
     big: bool = False
     crash: bool = False
+    check: str | None = None
 
     @property
     def story(self) -> str:
@@ -99,6 +101,7 @@ def mutant(
     flag: bool = False,
     big: bool = False,
     crash: bool = False,
+    check: str | None = None,
 ) -> Callable[[type[Fault]], type[Fault]]:
     """Add a fault to the gallery."""
 
@@ -106,7 +109,7 @@ def mutant(
         name = fault.__name__
         if name in _found:
             raise ValueError(f"two mutants are named {name}")
-        _found[name] = Mutant(name, paragraph, fault, base, flag, big, crash)
+        _found[name] = Mutant(name, paragraph, fault, base, flag, big, crash, check)
         return fault
 
     return add

@@ -16,7 +16,7 @@ from mutants.gallery import Fault, mutant
 from mutants.moving import MaybeMoved, Move, is_from_host, is_to_host
 
 
-@mutant("MOV-025")
+@mutant("MOV-025", check="test_MOV_025_every_combination")
 class ResultsShareARing(Move):
     """Blocking copies to the host of one size come in four buffers, which go round."""
 
@@ -49,7 +49,7 @@ class EveryFortiethIsKept(Move):
         return moved
 
 
-@mutant("MOV-025")
+@mutant("MOV-025", check="test_MOV_025_every_combination")
 class WholeMebibytesLoseTheirEnd(Move):
     """What is a mebibyte or two or four, exactly, arrives without its last element."""
 

@@ -11,7 +11,7 @@ from mutants.gallery import Fault, mutant
 from mutants.moving import Move, is_to_host
 
 
-@mutant("MOV-025")
+@mutant("MOV-025", check="test_MOV_025_every_combination")
 class TailOfAnOddNumberOfHalvesIsLost(Move):
     """A queued copy to the host is made in words of 4 bytes: an odd last one of 2 is left out."""
 

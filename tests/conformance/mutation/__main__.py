@@ -111,7 +111,8 @@ def _gallery(args: argparse.Namespace) -> list[Outcome]:
     for base, big in sorted({(m.base, m.big) for m in mutants}):
         mine = [m for m in mutants if (m.base, m.big) == (base, big)]
         trials = [
-            Trial(m.name, checks_of(m.paragraph), examples=_FEW.get(m.paragraph)) for m in mine
+            Trial(m.name, checks_of(m.paragraph, m.check), examples=_FEW.get(m.paragraph))
+            for m in mine
         ]
         options = BIG_MACHINE if big else MACHINE
         outcomes += run_trials(trials, base=base, options=options, quick=args.quick, tell=_line)

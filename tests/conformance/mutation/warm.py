@@ -289,9 +289,11 @@ def run_trials(
     return found
 
 
-def checks_of(paragraph: str) -> Callable[[str], int | None]:
-    """Chooses the checks of one paragraph."""
+def checks_of(paragraph: str, check: str | None = None) -> Callable[[str], int | None]:
+    """Chooses the checks of one paragraph, or a single one of them."""
     names = {c.name for c in load_catalogue().values() if c.paragraph == paragraph}
+    if check is not None:
+        names &= {check}
     return lambda name: (name not in _SHORT) if name in names else None
 
 
