@@ -141,13 +141,16 @@ def _gradients(
     )
     summed = [_of_a_sum(r) for r in outputs]
     alone = [[one] for one in found[:_ALONE]]
-    return [
-        grads,
-        *(
-            torch.autograd.grad(outputs, one, summed, allow_unused=True, retain_graph=True)
-            for one in alone
-        ),
-    ]
+    found_alone = (
+        torch.autograd.grad(outputs, one, summed, allow_unused=True, retain_graph=True)
+        for one in alone
+    )
+    return _tensors(_dense, [grads, *found_alone])  # type: ignore[no-any-return]
+
+
+def _dense(gradient: torch.Tensor) -> torch.Tensor:
+    """With what an embedding leaves out of a sparse one."""
+    return gradient.to_dense() if gradient.is_sparse else gradient
 
 
 def _weights(result: torch.Tensor, turned: bool) -> torch.Tensor:

@@ -195,7 +195,7 @@ def _trial(
             side_stream=subject.capabilities.streams and dice.random() < 0.2,
             thread=dice.random() < 0.06,
             mode="enable_grad" if "gradient" in ways else hands.modes.deal(),
-            ambient=_ambient(subject, dice, dtype),
+            ambient=_ambient(subject, dice, dtype) if isinstance(description, Usual) else "",
         ),
     )
 
