@@ -33,10 +33,28 @@ def _autocast(subject: Subject) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext()
 
 
+@contextlib.contextmanager
+def _modes() -> Iterator[None]:
+    """Another default dtype, deterministic algorithms, the host's autocast; no thread backward."""
+    before = torch.are_deterministic_algorithms_enabled()
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    choose = torch._C._set_deterministic_algorithms  # torch's own function imports its compiler
+    choose(True, warn_only=True)
+    try:
+        with (
+            default_dtype(torch.float64),
+            torch.autocast("cpu", dtype=torch.bfloat16),
+            torch.autograd.set_multithreading_enabled(False),
+        ):
+            yield
+    finally:
+        choose(before, warn_only=warns)
+
+
 #: torch's defaults by name: set around a call alone, since what a check does besides needs its own.
 AMBIENTS: Final[dict[str, Callable[[Subject], Any]]] = {
     "": lambda subject: contextlib.nullcontext(),
-    "default dtype float64": lambda subject: default_dtype(torch.float64),
+    "default dtype float64, deterministic, the host's autocast": lambda subject: _modes(),
     "default device": lambda subject: subject.device(subject.indices[-1]),
     "default device meta": lambda subject: torch.device("meta"),
     "autocast": lambda subject: _autocast(subject),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
 from typing import Final
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from anydevice_conformance.covering import covering_situations
 from anydevice_conformance.data import DTYPES, same_bits, short_name
@@ -16,7 +18,7 @@ from anydevice_conformance.moving import read
 from anydevice_conformance.situations import Situation, restored, run_in, surroundings
 from anydevice_conformance.subject import Subject
 
-__all__ = ["check_crowds", "check_sources_gone", "check_twins"]
+__all__ = ["check_all"]
 
 #: So many results of so many elements are kept at once, and as often.
 _CROWDS: Final = ((24, 4096, 1), (9, 21_001, 1), (1100, 3, 2))
@@ -25,6 +27,19 @@ _IN_FLIGHT: Final = 16
 _TWINS: Final = ((), (1,), (3, 5))
 #: Elements of what is moved and at once let go of.
 _SHORT_LIVED: Final = (5, 4096, 300_001)
+
+
+def check_all(subject: Subject, source: Place, target: Place) -> None:
+    """Many at once, equal ones, and sources that are gone, from one place to another.
+
+    Raises:
+        AssertionError: one is wrong; the message says which.
+    """
+    check_crowds(subject, source, target)
+    check_twins(subject, source, target)
+    check_sources_gone(subject, source, target)
+    if source is None and target is not None:
+        check_pinned_sources(subject, target)
 
 
 def check_crowds(subject: Subject, source: Place, target: Place) -> None:
@@ -44,7 +59,7 @@ def check_crowds(subject: Subject, source: Place, target: Place) -> None:
                 one, alive = _check_crowd(subject, source, target, count, crowd, turn, words)
                 if subject.is_host:
                     break
-                _assert_gone(subject, alive, f"{crowd} {words}")
+                _assert_gone(alive, f"{crowd} {words}")
                 allowed = _IN_FLIGHT * max(one.values())
                 grown = {i: now - before[i] for i, now in _on_devices(subject).items()}
                 if max(grown.values()) <= allowed:
@@ -61,12 +76,12 @@ def _on_devices(subject: Subject) -> dict[int, int]:
     return {index: allocated(subject, index) for index in subject.indices}
 
 
-def _assert_gone(subject: Subject, alive: list[weakref.ref[torch.Tensor]], words: str) -> None:
+def _assert_gone(alive: list[Callable[[], bool]], words: str) -> None:
     """No more of them are kept than copies may be in flight."""
     for collect in (False, True):
         if collect:  # takes long: only to be sure
             gc.collect()
-        kept = sum(tensor() is not None for tensor in alive)
+        kept = sum(one() for one in alive)
         if kept <= _IN_FLIGHT:
             break
     else:
@@ -81,7 +96,7 @@ def _check_crowd(
     crowd: int,
     turn: int,
     words: str,
-) -> tuple[dict[int, float], list[weakref.ref[torch.Tensor]]]:
+) -> tuple[dict[int, float], list[Callable[[], bool]]]:
     """Move one crowd; returns what a tensor takes on each device, and all that was moved."""
     there = torch.device("cpu") if target is None else subject.device(target)
     first = turn * crowd
@@ -101,7 +116,41 @@ def _check_crowd(
         raise AssertionError(
             f"MOV-001: of {first + crowd} {words} and kept, the {first + number + 1}th has changed"
         )
-    return one, [weakref.ref(tensor) for tensor in (*rows, *found)]
+    step = 1 + crowd // 200
+    return one, [_alive(tensor) for tensor in (*rows[::step], *found[::step])]
+
+
+def _alive(tensor: torch.Tensor) -> Callable[[], bool]:
+    """Whether somebody still has its memory, by whatever tensor."""
+    try:
+        storage = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+    except (NotImplementedError, RuntimeError):  # it has none that torch knows
+        kept = weakref.ref(tensor)
+        return lambda: kept() is not None
+    return lambda: not storage.expired()  # type: ignore[no-untyped-call]
+
+
+def check_pinned_sources(subject: Subject, target: int) -> None:
+    """Page-locked sources that are let go of: none is kept once the work is known to be done.
+
+    Nothing but a copy to the host waits for the device.
+
+    Raises:
+        AssertionError: some are kept.
+    """
+    if subject.is_host or not subject.capabilities.pinned_memory:
+        return
+    backend, there, alive = subject.backend, subject.device(target), []
+    for turn in (False, True):  # the second crowd comes when the first is long done
+        for number in range(40):
+            source = backend.pin_memory(torch.full((300,), float(number)))
+            moved = backend.move(source, there, non_blocking=True)
+            alive.append(_alive(source))
+            del source
+        assert torch.equal(moved.cpu(), torch.full((300,), 39.0)), "MOV-001: the values changed"
+        del moved
+        if turn:
+            _assert_gone(alive, "pinned tensors that were moved without a wait")
 
 
 def check_twins(subject: Subject, source: Place, target: Place) -> None:

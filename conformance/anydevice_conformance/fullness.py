@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from typing import Final
 
 import torch
 
 from anydevice_conformance.data import same_bits
+from anydevice_conformance.lacking import Lacking
 from anydevice_conformance.members import still_probes
 from anydevice_conformance.outcomes import not_claimed
-from anydevice_conformance.situations import restored
+from anydevice_conformance.situations import restored, side_stream
 from anydevice_conformance.subject import Subject
 
-__all__ = ["check_full"]
+__all__ = ["QUICKLY", "check_full", "check_neighbour"]
+
+#: A device of at most so many bytes is filled with ``--quick``, too.
+QUICKLY: Final = 128 << 20
 
 #: Pieces of what is free at first; they are halved down to the smallest when none is left.
 _PIECES: Final = 64
-_SMALLEST: Final = 65_536
+_SMALLEST: Final = 256
 #: After so many pieces it is asked what is free now.
 _ASK: Final = (0, 20, 42, 55)
 
@@ -30,6 +35,8 @@ def check_full(subject: Subject, index: int) -> None:
             answer otherwise, spoils what is there, or disturbs its neighbours.
     """
     still_probes(subject)  # the right answers are noted while there is room
+    _members(subject, index)  # what they take once, they take now
+    lacking = Lacking(subject, index)
     subject.backend.empty_cache(index)
     said = subject.memory(index)
     piece = max(4096, said.free // _PIECES)
@@ -39,9 +46,12 @@ def check_full(subject: Subject, index: int) -> None:
     given = sum(tensor.numel() for tensor in held)
     if error is not None:
         _assert_all_else(subject, index, held, error)
+        lacking.assert_recognised()
     error = None
     held.clear()
     gc.collect()
+    if not subject.quick:
+        lacking.assert_works(f"OOM-004: device {index} was full and has room again")
     subject.backend.empty_cache(index)
     if given > said.total:
         not_claimed("the device takes its memory from the host, and has no limit of its own")
@@ -49,6 +59,27 @@ def check_full(subject: Subject, index: int) -> None:
         more, words = given - before, f"with {before} bytes in use free was {free}"
         assert more >= free * 0.85 - 2 * piece * bool(before), f"{words}; {more} could be had"
         assert more <= free * 1.1 + 2 * piece * bool(before), f"{words}; {more} could be had"
+
+
+def check_neighbour(subject: Subject, full: int, free: int) -> None:
+    """Fill a device to the last: on another one all works that takes memory there.
+
+    Raises:
+        AssertionError: it does not.
+    """
+    lacking = Lacking(subject, free)  # what they take once, they take now
+    subject.backend.empty_cache(full)
+    total = subject.memory(full).total
+    held: list[torch.Tensor] = []
+    error = _fill(subject, full, max(4096, subject.memory(full).free // 8), total, held, [])
+    if error is not None:
+        lacking.assert_works(f"OOM-008: device {full} is full")
+        found = subject.fetch(subject.put(torch.arange(5.0), free) + 1)
+        assert found.tolist() == [1, 2, 3, 4, 5], f"device {full} is full: device {free} is wrong"
+        assert held[0][-1].item() == 1, f"what is on device {full} changed"
+    held.clear()
+    gc.collect()
+    subject.backend.empty_cache(full)
 
 
 def _fill(
@@ -91,6 +122,13 @@ def _assert_all_else(
                 probe.run(index)
             except AssertionError as fault:
                 raise AssertionError(f"DEV-012: device {index} is full: {fault}") from fault
+    with restored(subject):
+        try:
+            _members(subject, index)
+        except Exception as fault:
+            raise AssertionError(
+                f"MEM-015: device {index} is full: {type(fault).__name__}: {fault!s:.300}"
+            ) from fault
     for tensor in (held[0], held[-1]):
         expected = torch.ones(tensor.numel(), dtype=torch.uint8)
         assert same_bits(subject.fetch(tensor), expected), (
@@ -108,3 +146,27 @@ def _assert_all_else(
         assert torch.equal(found, values + 1), (
             f"OOM-008: device {index} is full, and device {other} is wrong"
         )
+
+
+def _members(subject: Subject, index: int) -> None:
+    """Members that take no memory of the device, once they have been called."""
+    backend, claims = subject.backend, subject.capabilities
+    if claims.streams:
+        current, side = backend.current_stream(index), side_stream(subject, index)
+        for stream, then in ((side, current), (current, side)):
+            with backend.use_stream(stream):
+                event = backend.record_event(stream)
+            backend.wait_event(then, event)
+            backend.synchronize_event(event)
+    if claims.device_rng:
+        backend.set_rng_state(backend.rng_state(index), index)
+        backend.manual_seed_all(7)
+    if claims.pinned_memory:
+        pinned = backend.pin_memory(torch.arange(30.0))
+        assert torch.equal(pinned, torch.arange(30.0)), "pin_memory changed the values"
+    with contextlib.suppress(NotImplementedError):
+        backend.reset_peak_memory(index)
+        assert backend.peak_memory_allocated(index) >= subject.allocated(index), (
+            "after a reset the peak is below what lives"
+        )
+    backend.synchronize(index)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,9 +11,10 @@ import torch
 from anydevice_conformance.data import DTYPES, same_bits
 from anydevice_conformance.members_memory import memory_probes
 from anydevice_conformance.members_streams import stream_probes, waiting_probe
+from anydevice_conformance.members_told import told_probes
 from anydevice_conformance.probe import Probe
 from anydevice_conformance.process_state import differences_in_process, process_state
-from anydevice_conformance.situations import restored, state
+from anydevice_conformance.situations import restored
 from anydevice_conformance.subject import Subject
 from anydevice_conformance.watching import Watched
 
@@ -42,13 +41,9 @@ def still_probes(subject: Subject) -> list[Probe]:
 
 def _made(subject: Subject) -> Iterator[Probe]:
     claims = subject.capabilities
-    yield _presence(subject)
-    yield _answers(subject)
-    if not subject.is_host:
-        yield _current_device(subject)
+    yield from told_probes(subject)
     yield from memory_probes(subject)
     yield _errors(subject)
-    yield _dtypes(subject)
     yield waiting_probe(subject)
     yield Probe(
         "move",
@@ -63,109 +58,7 @@ def _made(subject: Subject) -> Iterator[Probe]:
         yield _pinning(subject)
 
 
-# ---------------------------------------------------------------------- presence and numbers
-
-
-def _presence(subject: Subject) -> Probe:
-    backend = Watched(subject)
-    names = {index: backend.device_name(index) for index in subject.indices}
-    count = len(subject.indices)
-
-    def run(index: int) -> None:
-        for member, value in subject.declared.items():
-            now: Any = getattr(backend, member)
-            assert now == value, f"{member} was {value!r}, and is {now!r}"
-        found: Any = backend.device_count()
-        assert type(found) is int, f"device_count() returned {found!r}"
-        assert found == count, f"device_count() was {count}, and is {found}"
-        available: Any = backend.is_available()
-        assert available is True, f"is_available() is {available!r} with {count} devices"
-        name: Any = backend.device_name(index)
-        assert isinstance(name, str), f"device_name({index}) returned {name!r}"
-        assert name == names[index], f"device_name({index}) was {names[index]!r}, and is {name!r}"
-
-    def repeat(index: int) -> None:
-        subject.backend.is_available()
-        subject.backend.device_count()
-        subject.backend.device_name(index)
-
-    return Probe("is_available, device_count and device_name", run, repeat, still=True)
-
-
-def _answers(subject: Subject) -> Probe:
-    """What is only told: the same each time, and nothing changes by it."""
-    backend = Watched(subject)
-    asked: dict[str, Callable[[int], Any]] = {
-        "device": backend.device,
-        "local_device": backend.local_device,
-        "numa_node": backend.numa_node,
-        "process_environment": lambda index: dict(backend.process_environment(2)),
-        "autocast_dtypes": lambda index: backend.autocast_dtypes(),
-        "driver_version": lambda index: backend.driver_version(),
-        "why_unavailable": lambda index: type(backend.why_unavailable()),
-    }
-    told = {(name, i): ask(i) for name, ask in asked.items() for i in subject.indices}
-
-    def run(index: int) -> None:
-        for name, ask in asked.items():
-            found = ask(index)
-            assert found == told[name, index], f"{name} was {told[name, index]!r}, and is {found!r}"
-        environment = dict(os.environ)
-        backend.process_environment(4)
-        assert dict(os.environ) == environment, "process_environment changed the environment"
-
-    def repeat(index: int) -> None:
-        subject.backend.local_device(index)
-        subject.backend.numa_node(index)
-        subject.backend.process_environment(2)
-        subject.backend.autocast_dtypes()
-        subject.backend.driver_version()
-        subject.backend.why_unavailable()
-        subject.backend.device(index)
-
-    return Probe("what is told of devices and processes", run, repeat, still=True)
-
-
-def _current_device(subject: Subject) -> Probe:
-    """What is current can be asked and set, and nothing else changes by it."""
-    backend = subject.backend
-
-    def run(index: int) -> None:
-        before = state(subject)
-        told = backend.current_device()
-        assert told in (before.device, None), (
-            f"current_device() is {told!r}, and the current device is {before.device}"
-        )
-        if told is None:
-            return
-        for one in (index, index, told):
-            backend.set_device(one)
-            now = state(subject)
-            assert (now.device, backend.current_device()) == (one, one), (
-                f"set_device({one}) made device {now.device} the current one"
-            )
-            changed = dataclasses.replace(before, device=one).differences(now)
-            assert not changed, f"set_device({one}): {changed}"
-
-    return Probe(
-        "set_device and current_device", run, lambda i: backend.current_device(), still=True
-    )
-
-
-def _dtypes(subject: Subject) -> Probe:
-    backend = Watched(subject)
-    known = {dtype: backend.supports_dtype(dtype) for dtype in DTYPES}
-    dtypes = itertools.cycle(DTYPES)
-
-    def run(index: int) -> None:
-        for dtype in DTYPES:
-            found: Any = backend.supports_dtype(dtype)
-            assert found is known[dtype], f"supports_dtype({dtype}) was {known[dtype]}, is {found}"
-
-    def repeat(index: int) -> None:
-        subject.backend.supports_dtype(next(dtypes))
-
-    return Probe("supports_dtype", run, repeat, still=True)
+# ---------------------------------------------------------------------- errors
 
 
 def _errors(subject: Subject) -> Probe:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import logging
 import os
 import random
+import re
 import signal
 import sys
 import threading
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import torch
 
 __all__ = ["differences_in_process", "process_state"]
+
+
+_SIGNALS: Final = sorted(signal.valid_signals())
 
 
 def process_state() -> dict[str, Any]:
@@ -21,8 +28,13 @@ def process_state() -> dict[str, Any]:
     found: dict[str, Any] = {
         "the environment variables": environment,
         "the working directory": os.getcwd(),
-        "the handler of SIGINT": signal.getsignal(signal.SIGINT),
-        "the handler of SIGTERM": signal.getsignal(signal.SIGTERM),
+        "the handlers of signals": [signal.getsignal(one) for one in _SIGNALS],
+        "the level of the root logger": logging.getLogger().level,
+        "the output": (sys.stdout, sys.stderr),
+        "when garbage is collected": gc.get_threshold(),
+        "how often threads take turns": sys.getswitchinterval(),
+        "how torch prints": vars(torch._tensor_str.PRINT_OPTS),
+        "torch's number of threads between operators": torch.get_num_interop_threads(),
         "Python's random numbers": random.getstate(),
         "the hooks for errors": (sys.excepthook, threading.excepthook),
         "the precision of float32 products": torch.get_float32_matmul_precision(),
@@ -33,6 +45,10 @@ def process_state() -> dict[str, Any]:
     }
     if hasattr(os, "sched_getaffinity"):
         found["the processors it may run on"] = os.sched_getaffinity(0)
+        found["its priority"] = os.getpriority(os.PRIO_PROCESS, 0)
+    with contextlib.suppress(OSError):
+        status = Path("/proc/self/status").read_text()
+        found["the mask of new files"] = re.findall(r"^Umask:\s*(\w+)", status, re.MULTILINE)
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         state = numpy.random.get_state()

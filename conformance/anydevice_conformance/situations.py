@@ -115,6 +115,8 @@ def _defaults(subject: Subject) -> tuple[Any, ...]:
         torch.get_default_device(),
         _autocasts(subject.type),
         _autocasts("cpu"),
+        torch.are_deterministic_algorithms_enabled(),
+        torch._C._is_multithreading_enabled(),
     )
 
 
@@ -248,7 +250,7 @@ def state(subject: Subject) -> State:
         # The host's generator is the host's own device's.
         b"" if subject.is_host else torch.default_generator.get_state().numpy().tobytes(),
         torch.are_deterministic_algorithms_enabled(),
-        _defaults(subject)[2:],
+        _defaults(subject)[2:4],
     )
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from anydevice_conformance.covering import covering_situations
-from anydevice_conformance.crowds import check_crowds, check_sources_gone, check_twins
+from anydevice_conformance.crowds import check_all
 from anydevice_conformance.data import DTYPES, same_bits, short_name
 from anydevice_conformance.gradients import check_gradients
 from anydevice_conformance.ladders import check_sizes, random_bytes
@@ -40,11 +40,12 @@ _LARGE: Final[tuple[Case, ...]] = (
 _LARGEST_OF: Final = (torch.float32, torch.int8, torch.bfloat16, torch.int64)
 #: What torch has besides: a device that does not claim one may refuse it, and not change it.
 _OTHERS: Final = (torch.uint16, torch.uint32, torch.uint64)
-_SELDOM: Final = (
-    *(torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu, torch.complex32),
-)
+_FNUZ: Final = (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
+_SELDOM: Final = (*_FNUZ, torch.float8_e8m0fnu, torch.complex32)
 #: So many times the largest case is on a device at once.
 _COPIES: Final = 7
+#: Where sources of some kinds lie.
+_STORED: Final = {"inference": "inference", "conjugate": "numbers", "negative": "numbers"}
 #: So much more than its elements a result's storage may take, in bytes.
 _SLACK: Final = 4096
 
@@ -80,10 +81,8 @@ def sweep(subject: Subject, between: bool) -> None:
                     break
     for turn, (source, target) in enumerate(ways, start=subject.seed):
         check_gradients(subject, source, target)
-        check_crowds(subject, source, target)
-        check_twins(subject, source, target)
+        check_all(subject, source, target)
         check_sizes(subject, source, target, turn)
-        check_sources_gone(subject, source, target)
 
 
 class _RefusedError(Exception):
@@ -119,11 +118,13 @@ class _Sweep:
         self._values = {"": self._random_bits(count)}
         self._kinds = ["plain"]
         if not large and not self._refusable:
-            kinds = [kind for kind in KINDS if kind not in ("plain", "negative")]
+            kinds = [kind for kind in KINDS if kind != "plain"]
             self._kinds += [kind for kind in kinds if dtype in dtypes_of(subject, kind)]
         if "conjugate" in self._kinds:  # numbers, whose signs may be changed
             parts = torch.randn(SMALL_STORAGE, dtype=torch.float64)
             self._values["numbers"] = torch.complex(parts, parts.flip(0)).to(dtype)
+        elif "negative" in self._kinds:
+            self._values["numbers"] = torch.randn(SMALL_STORAGE, dtype=dtype)
         self._storages: dict[tuple[Place, str], torch.Tensor] = {}
 
     def _random_bits(self, count: int) -> torch.Tensor:
@@ -190,7 +191,7 @@ class _Sweep:
                 if (place + late + bool(pinned)) % 2:
                     continue
             kind = self._kinds[number * 5 // 4 % len(self._kinds)] if number % 3 else "plain"
-            how = {"inference": "inference", "conjugate": "numbers"}.get(kind, pinned)
+            how = _STORED.get(kind, pinned)
             yield way, case, late, how, kind
 
     def _storage(self, place: Place, how: str) -> torch.Tensor:
@@ -228,6 +229,8 @@ class _Sweep:
             source = source.as_subclass(Tagged)
         elif kind == "conjugate":
             source, expected = source.conj(), expected.conj()
+        elif kind == "negative":
+            source, expected = torch._neg_view(source), -expected
         return source, expected
 
     def _moved(

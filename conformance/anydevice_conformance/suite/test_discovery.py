@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -15,6 +16,7 @@ from anydevice.backend import Capabilities, DeviceBackend
 from anydevice.backend_check import member_faults
 from anydevice_conformance import children
 from anydevice_conformance.marks import two_devices
+from anydevice_conformance.members import still_probes
 from anydevice_conformance.outcomes import not_claimed
 from anydevice_conformance.situations import current_device
 from anydevice_conformance.subject import Subject
@@ -55,7 +57,7 @@ def test_DEV_002_members_well_formed(backend: DeviceBackend) -> None:
     for name, value in vars(capabilities).items():
         assert type(value) is bool, f"capability {name} is {value!r}, not a bool"
     words: object = backend.out_of_memory_words
-    assert isinstance(words, (tuple, list, set, frozenset)), f"out_of_memory_words is {words!r}"
+    assert isinstance(words, tuple), f"out_of_memory_words is {words!r}, not a tuple"
     assert all(isinstance(w, str) and w for w in words), f"out_of_memory_words is {words!r}"
     texts = ("collective_backend", "visible_devices_env", "kind", "interface_version")
     for name in (*texts, "torch_package"):
@@ -161,10 +163,21 @@ def test_DEV_010_members_from_threads(subject: Subject) -> None:
     names = {index: backend.device_name(index) for index in subject.indices}
     totals = {index: _total(backend, index) for index in subject.indices}
     dtypes = {dtype: backend.supports_dtype(dtype) for dtype in (torch.float32, torch.bfloat16)}
-    lack = _lack(subject)
+    lack, together = _lack(subject), threading.Barrier(8)
+    tells = backend.current_device() is not None and not subject.is_host
+    found = still_probes(subject)
 
     def ask(number: int) -> None:
         index = subject.indices[number % len(subject.indices)]
+        if tells:
+            backend.set_device(index)
+            together.wait(60)
+            now = backend.current_device()
+            assert now == index, f"a thread made device {index} current, and it is {now}"
+            bare = torch.ones(2, device=subject.type)
+            assert subject.is_on(bare, index), f"device {index} is current, not {bare.device}"
+        for probe in found:
+            probe.run(index)
         for _ in range(10):
             assert backend.device_count() == count, "device_count() differs between threads"
             assert backend.device_name(index) == names[index], "device_name gave another's name"

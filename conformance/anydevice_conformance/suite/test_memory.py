@@ -10,7 +10,7 @@ import psutil
 import torch
 
 from anydevice.backend import MemoryInfo
-from anydevice_conformance.fullness import check_full
+from anydevice_conformance.fullness import QUICKLY, check_full
 from anydevice_conformance.marks import two_devices
 from anydevice_conformance.measuring import (
     Change,
@@ -23,8 +23,6 @@ from anydevice_conformance.outcomes import left_out, not_claimed
 from anydevice_conformance.subject import Subject
 
 _MIB = 1 << 20
-#: A device of at most so many bytes is filled with ``--quick``, too.
-_QUICKLY = 128 << 20
 
 
 def test_MEM_001_memory_info(subject: Subject) -> None:
@@ -261,6 +259,6 @@ def test_MEM_015_free_is_what_can_be_had(subject: Subject, index: int) -> None:
     """
     if looks_like_host_memory(subject, index):
         left_out("the device's memory looks like the host's: filling it could harm the machine")
-    if subject.quick and subject.memory(index).total > _QUICKLY:
+    if subject.quick and subject.memory(index).total > QUICKLY:
         left_out("filling a large device takes long: without --quick")
     check_full(subject, index)

@@ -71,7 +71,8 @@ def test_MOV_019_threads(subject: Subject) -> None:
     def work(number: int) -> None:
         index = subject.indices[number % len(subject.indices)]
         for turn in range(20):
-            source = torch.full((200 + 37 * number,), float(100 * number + turn))
+            count = (200, 20_003, 901, 300_007)[turn % 4 if turn < 6 else turn % 3] + 37 * number
+            source = torch.full((count,), float(100 * number + turn))
             there = subject.put(source, index, non_blocking=bool(turn % 2))
             assert subject.is_on(there, index), f"thread {number}: is on {there.device}"
             found = subject.fetch(there + 1)

@@ -11,6 +11,7 @@ from anydevice.tensors import send_to_device
 from anydevice_conformance.data import same_bits, sample
 from anydevice_conformance.marks import two_devices
 from anydevice_conformance.outcomes import not_claimed
+from anydevice_conformance.situations import Situation, run_in, state
 from anydevice_conformance.subject import Subject
 from anydevice_conformance.work import long_work
 
@@ -27,6 +28,18 @@ def test_MOV_004_lands_where_asked(subject: Subject) -> None:
             assert subject.is_on(there, index), f"asked for index {index}, is on {there.device}"
             back = subject.fetch(there)
             assert back.device.type == "cpu", f"asked for the host, is on {back.device}"
+    if subject.is_host:
+        return
+    before, beyond = state(subject), len(subject.indices)
+    for source in (torch.ones(3), torch.ones(0), torch.ones(3, device=subject.device(0))):
+        for non_blocking in (False, True):
+            try:
+                moved = subject.put(source, beyond, non_blocking=non_blocking)
+            except Exception:  # noqa: BLE001 - whichever the device raises
+                continue
+            raise AssertionError(f"device {beyond} is not there, and led to {moved.device}")
+    changed = before.differences(state(subject))
+    assert not changed, f"DEV-012: a move to a device that is not there: {changed}"
 
 
 @two_devices
@@ -92,5 +105,20 @@ def test_MOV_018_index_spellings(subject: Subject) -> None:
             assert subject.is_on(moved, index), f"{spelling!r} led to {moved.device}"
             direct = subject.backend.move(data, parse_device(spelling).torch)  # type: ignore[arg-type]
             assert subject.is_on(direct, index), f"{spelling!r} led move to {direct.device}"
-    bare = subject.backend.move(data, torch.device(kind))
-    assert subject.is_on(bare, 0), f"a device without an index led move to {bare.device}"
+    others = [Situation(0, i, side) for i in subject.indices for side in (False, True)]
+    for situation in others if subject.capabilities.streams else others[::2]:
+        run_in(subject, situation, lambda situation=situation: _assert_bare(subject, situation))  # type: ignore[misc]
+
+
+def _assert_bare(subject: Subject, situation: Situation) -> None:
+    """The type alone is device 0 whichever is current, from wherever a tensor comes."""
+    bare, data = torch.device(subject.type), torch.arange(3.0)
+    sources = [data, *(data.to(subject.device(index)) for index in subject.indices)]
+    for source in sources:
+        for late in (False, True):
+            moved = subject.backend.move(source, bare, non_blocking=late)
+            assert subject.is_on(moved, 0), (
+                f"from {source.device} a device without an index led move to {moved.device}; "
+                f"{situation!r}"
+            )
+            assert torch.equal(moved.cpu(), data), f"a move to {bare!s} changed values"

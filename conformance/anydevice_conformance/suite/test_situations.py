@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Callable
 from typing import Final
+from unittest import mock
 
 import hypothesis.strategies as st
 import torch
@@ -106,11 +109,32 @@ def test_DEV_013_nothing_is_left(subject: Subject, index: int) -> None:
         for name, call in calls_with_each_source(subject).items():
             where = odd if subject.quick else plain
             _assert_nothing_left(subject, where, name, call, times // 5, _SPARE)
+    _assert_no_files(subject, Situation(index, index), calls)
     for probe in found:  # and hundreds of calls later each is still right
         with restored(subject):
             _run(subject, probe, index, probe.may_decline)
     if subject.capabilities.streams:
         assert_ordered(subject, index)
+
+
+def _assert_no_files(
+    subject: Subject, situation: Situation, calls: dict[str, Callable[[int], object]]
+) -> None:
+    """Neither where the user works nor where temporary files go: a folder is both meanwhile."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        mock.patch.object(tempfile, "tempdir", folder),
+        mock.patch.dict(os.environ, {"TMPDIR": folder}),
+    ):
+        before = os.getcwd()
+        os.chdir(folder)
+        try:
+            for name, call in calls.items():
+                _repeat(subject, situation, call, 1)
+                left = os.listdir(folder)
+                assert not left, f"{name} left files behind: {', '.join(left)}"
+        finally:
+            os.chdir(before)
 
 
 def _assert_nothing_left(

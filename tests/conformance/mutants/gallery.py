@@ -46,6 +46,7 @@ _MODULES: Final = (
     "orders",
     "crossings",
     "waiting",
+    "lacking",
 )
 #: Names the mutant that child processes put in place as they start; see ``startup``.
 MUTANT_VARIABLE: Final = "ANYDEVICE_TEST_MUTANT"

@@ -1,0 +1,135 @@
+"""Faults of a full device, of what members tell, and of what they leave behind."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mutants.gallery import Fault, mutant
+from mutants.moving import Move, is_from_host, is_to_host
+
+_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse1)
+_PRODUCTS = ("mm", "addmm", "bmm")
+
+
+class _Products(Fault):
+    """Changes the kernels of products."""
+
+    def call(self, real: Any, *args: Any) -> torch.Tensor:
+        """Do a product."""
+        found: torch.Tensor = real.call_boxed(_KEYS, *args)
+        return found
+
+    def patches(self) -> list[Any]:
+        return [self._registered()]
+
+    @contextlib.contextmanager
+    def _registered(self) -> Iterator[None]:
+        library = torch.library.Library("aten", "IMPL")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for name in _PRODUCTS:
+                real = torch.library.get_kernel(f"aten::{name}", "PrivateUse1")
+                library.impl(
+                    name,
+                    lambda *args, _real=real: self.call(_real, *args),
+                    "PrivateUse1",
+                )
+        try:
+            yield
+        finally:
+            library._destroy()
+
+
+@mutant("MEM-015")
+class ProductsLackInOtherWords(_Products):
+    """A product that finds no room for its result raises the driver's plain error."""
+
+    def call(self, real: Any, *args: Any) -> torch.Tensor:
+        try:
+            return super().call(real, *args)
+        except torch.OutOfMemoryError as error:
+            raise RuntimeError("launch failed: no resources") from error
+
+
+@mutant("OOM-008")
+class WorkspacesOnDeviceZero(_Products):
+    """Products on every device take a workspace of device 0."""
+
+    def call(self, real: Any, *args: Any) -> torch.Tensor:
+        if args[-1].device.index:
+            torch.empty(1 << 20, dtype=torch.uint8, device=f"{self.device_type}:0")
+        return super().call(real, *args)
+
+
+@mutant("MEM-015")
+class EventsTakeMemory(Fault):
+    """Each event takes a time stamp of the device for a moment."""
+
+    def record_event(self, stream: Any) -> Any:
+        torch.empty(512, dtype=torch.uint8, device=stream.device)
+        return super().record_event(stream)
+
+
+@mutant("DEV-010")
+class NothingToSay(Fault):
+    """`why_unavailable` gives None where there are devices."""
+
+    def why_unavailable(self) -> str:
+        return None if self.device_count() else ""  # type: ignore[return-value]
+
+
+@mutant("DEV-013")
+class WritesAFile(Fault):
+    """`driver_version` writes what the driver said, and leaves it behind."""
+
+    def driver_version(self) -> str:
+        Path(tempfile.gettempdir(), "driver.json").write_text("{}")
+        return super().driver_version()
+
+
+@mutant("MOV-025")
+class PinnedSourcesUntilWaited(Fault):
+    """Page-locked sources of non-blocking uploads are let go of by `synchronize` only."""
+
+    def __init__(self) -> None:
+        self._kept = collections.defaultdict[int, list[torch.Tensor]](list)
+
+    def move(
+        self, tensor: torch.Tensor, device: torch.device, *, non_blocking: bool = False
+    ) -> torch.Tensor:
+        if is_from_host(tensor, device) and non_blocking and tensor.is_pinned():
+            self._kept[device.index or 0].append(tensor.detach())
+        return super().move(tensor, device, non_blocking=non_blocking)
+
+    def synchronize(self, index: int) -> None:
+        super().synchronize(index)
+        self._kept[index].clear()
+
+
+@mutant("MOV-025")
+class SignsStayOnTheDevice(Move):
+    """A pending sign is lost on the way to the host."""
+
+    def before(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+        lost = is_to_host(tensor, device) and tensor.is_neg()
+        return torch._neg_view(tensor) if lost else tensor
+
+
+@mutant("MOV-018")
+class BareIsCurrent(Fault):
+    """A device without an index is the current one."""
+
+    def move(
+        self, tensor: torch.Tensor, device: torch.device, *, non_blocking: bool = False
+    ) -> torch.Tensor:
+        if is_from_host(tensor, device) and device.index is None:
+            device = torch.device(device.type, self.module.current_device())
+        return super().move(tensor, device, non_blocking=non_blocking)
