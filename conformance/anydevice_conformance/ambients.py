@@ -10,7 +10,7 @@ import torch
 
 from anydevice_conformance.subject import Subject
 
-__all__ = ["AMBIENTS", "default_dtype"]
+__all__ = ["AMBIENTS", "OF_SITUATIONS", "default_dtype"]
 
 
 @contextlib.contextmanager
@@ -54,8 +54,12 @@ def _modes() -> Iterator[None]:
 #: torch's defaults by name: set around a call alone, since what a check does besides needs its own.
 AMBIENTS: Final[dict[str, Callable[[Subject], Any]]] = {
     "": lambda subject: contextlib.nullcontext(),
+    "default dtype float64": lambda subject: default_dtype(torch.float64),
     "default dtype float64, deterministic, the host's autocast": lambda subject: _modes(),
     "default device": lambda subject: subject.device(subject.indices[-1]),
     "default device meta": lambda subject: torch.device("meta"),
     "autocast": lambda subject: _autocast(subject),
 }
+
+#: Of those, what members are called in: what holds another's modes stands for it.
+OF_SITUATIONS: Final = [name for name in AMBIENTS if name != "default dtype float64"]

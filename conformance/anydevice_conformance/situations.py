@@ -12,7 +12,7 @@ import torch
 from hypothesis import strategies as st
 
 from anydevice.backend import torchs_accelerator
-from anydevice_conformance.ambients import AMBIENTS
+from anydevice_conformance.ambients import AMBIENTS, OF_SITUATIONS
 from anydevice_conformance.subject import Subject
 from anydevice_conformance.threads import in_thread
 
@@ -87,7 +87,7 @@ def parts_of_situations(subject: Subject) -> dict[str, list[Any]]:
         "elsewhere": [False, True][: len(subject.indices) if subject.capabilities.streams else 1],
         "thread": [False, True],
         "mode": [m for m in MODES if m != "inference_mode" or subject.infers],
-        "ambient": list(AMBIENTS),
+        "ambient": OF_SITUATIONS,
     }
 
 
