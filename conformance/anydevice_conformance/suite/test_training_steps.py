@@ -10,8 +10,8 @@ import torch
 from anydevice_conformance.laws import hold_each
 from anydevice_conformance.outcomes import not_claimed
 from anydevice_conformance.subject import Subject
-from anydevice_conformance.training_runs import check_training
-from anydevice_conformance.trainings import Training, trainings
+from anydevice_conformance.training_runs import check_training, refuses
+from anydevice_conformance.trainings import Training, trainings, without
 
 
 def test_TRN_008_steps(subject: Subject) -> None:
@@ -26,14 +26,19 @@ def test_TRN_008_steps(subject: Subject) -> None:
         not_claimed("no optimizer takes a step on the device")
 
     def law(training: Training) -> None:
+        try:
+            check_training(subject, training)
+        except (NotImplementedError, RuntimeError) as error:
+            refused = [part for part in training.parts if refuses(subject, part)]
+            if not refused and not isinstance(error, NotImplementedError):
+                raise
+        else:
+            return
         with contextlib.suppress(NotImplementedError):  # it lacks an operator, and says so
-            try:
-                check_training(subject, training)
-            except RuntimeError as error:
-                if training.form != "fused" or "fused" not in str(error):
-                    raise
+            check_training(subject, without(training, refused))
 
-    hold_each(subject, trainings(subject, subject.examples(35)), law, lambda training: ())
+    count = 3 * subject.examples(35) // 5
+    hold_each(subject, trainings(subject, count), law, lambda training: ())
 
 
 def _steps(subject: Subject) -> bool:

@@ -135,6 +135,20 @@ class KeepsTheFirstRate(Kernel):
 
 
 @mutant("TRN-008")
+class DampensTheFirstStep(Kernel):
+    """A fused step of SGD dampens the first gradient, too."""
+
+    operations = ("_fused_sgd_", "_fused_sgd_.tensor_lr")
+
+    def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("is_first_step") and kwargs.get("dampening"):
+            for buffer in args[2]:
+                buffer.zero_()
+            kwargs["is_first_step"] = False
+        return real(*args, **kwargs)
+
+
+@mutant("TRN-008")
 class LeavesStridedScaled(Kernel):
     """Gradients that are not contiguous stay scaled."""
 
