@@ -207,7 +207,7 @@ class Run:
         size = 2.0**-self.taken  # they become smaller, as in life
         queues: dict[tuple[int, str], list[torch.nn.Parameter]] = {}
         for number, parameter in enumerate(parameters):
-            if number % 6 != 5 or (step.extra == "value" and late):  # else it has no gradient
+            if number % 6 != 5 or (step.extra in ("value", "kept") and late):  # else it has none
                 queues.setdefault((number % 2, str(parameter.dtype)), []).append(parameter)
         for _, queue in sorted(queues.items()):
             device, dtype = queue[0].device, queue[0].dtype

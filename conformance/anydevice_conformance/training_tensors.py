@@ -39,10 +39,10 @@ def kept(found: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     queues: dict[str, list[str]] = {}
     for name, tensor in found.items():
         queues.setdefault(f"{tensor.dtype} {tensor.device}", []).append(name)
-    fetched = {}
+    fetched: dict[str, torch.Tensor] = {}
     for names in queues.values():
         whole = torch.cat([found[name].reshape(-1) for name in names]).cpu()
-        parts = whole.split([found[name].numel() for name in names])
+        parts = torch.split(whole, [found[name].numel() for name in names])
         fetched |= {
             name: part.view(found[name].shape) for name, part in zip(names, parts, strict=True)
         }

@@ -266,7 +266,8 @@ def _part(
     return Part(
         optimizer=name,
         form=form,
-        groups=tuple(dice.sample(options, len(options))),
+        # Of many, one group has more than one call of a device's kernels takes.
+        groups=tuple(dice.sample(options, 1 if len(shapes) == _MANY else len(options))),
         own=own,
         rate=dice.choice(rates),
         shapes=(*shapes, (0,)) if name != "Adafactor" else tuple(shapes),  # torch divides by it
