@@ -11,7 +11,6 @@ __all__ = [
     "DTYPES",
     "REAL_FLOATS",
     "all_bits",
-    "is_refused_view",
     "same_bits",
     "sample",
     "short_name",
@@ -122,12 +121,3 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
     plain = tensor.detach().resolve_conj().resolve_neg()
     # Not `contiguous`, which leaves a single element its odd stride.
     return plain.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
-
-
-def is_refused_view(error: BaseException) -> bool:
-    """Whether torch's own formula of an operator cannot take the order of dimensions in memory.
-
-    A device without a kernel of its own for `torch.native_group_norm` uses torch's formula, which
-    makes a view of the input and refuses what is channels-last.
-    """
-    return isinstance(error, RuntimeError) and "view size is not compatible" in str(error)

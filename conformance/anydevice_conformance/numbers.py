@@ -10,10 +10,11 @@ from typing import Final
 
 import torch
 
-from anydevice_conformance.data import is_refused_view, short_name, tolerance
+from anydevice_conformance.data import short_name, tolerance
 from anydevice_conformance.dice import Dice
 from anydevice_conformance.operation import A, N, Operation
 from anydevice_conformance.operations import OPERATIONS
+from anydevice_conformance.refusals import is_refused_view
 from anydevice_conformance.subject import Subject
 
 __all__ = ["Sample", "check_gradients", "check_sample", "samples", "smaller"]

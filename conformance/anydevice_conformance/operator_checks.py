@@ -12,12 +12,12 @@ from typing import Any, Final
 import torch
 
 from anydevice_conformance.ambients import AMBIENTS
-from anydevice_conformance.data import is_refused_view, short_name
+from anydevice_conformance.data import short_name
 from anydevice_conformance.operator_calls import WRITES, called, in_double, leaves, mapped
 from anydevice_conformance.operator_results import are_equal, assert_alike
 from anydevice_conformance.operator_trials import Trial
 from anydevice_conformance.programs_of_operators import aligned, has_absent
-from anydevice_conformance.refusals import is_refusal
+from anydevice_conformance.refusals import is_refusal, is_refused_view
 from anydevice_conformance.situations import run_in
 from anydevice_conformance.subject import Subject
 from anydevice_conformance.usual_operator import Usual

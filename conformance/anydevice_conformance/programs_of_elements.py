@@ -14,13 +14,12 @@ from anydevice_conformance.usual_operator import (
     ALL,
     INTEGERS,
     NUMBERS,
+    WIDE_FLOATS,
     numbers,
     of_shapes,
 )
 
 __all__ = ["ELEMENTS"]
-
-_LONG: Final = (torch.float32, torch.float64)
 
 
 def _reduced(dice: Dice, dtype: torch.dtype) -> list[Any]:
@@ -113,7 +112,7 @@ ELEMENTS: Final = (
         lambda x: (x.cumsum(1), x.flip(1).cumsum(-1), torch.logcumsumexp(x, 1), (x / 2).cumprod(2)),
         lambda x: (x[:, :4].prod(1), x.amax((0, 1)), x.median(1).values),
         lambda x: (x.diff(dim=1), torch.trapezoid(x, dim=-1), x.quantile(0.3, 1)),
-        dtypes=_LONG,
+        dtypes=WIDE_FLOATS,
     ),
     program(
         "quotients and remainders",
@@ -122,7 +121,7 @@ ELEMENTS: Final = (
         lambda x, y, z: (x // 3, x % 3, x // z, 7 // y, 7 % y),
         lambda x, y, z: (x / y, x / 4, 3 / y),
         lambda x, y, z: (x.abs() // 2, x * y // y, x * z % z),
-        dtypes=(*_LONG, *INTEGERS),
+        dtypes=(*WIDE_FLOATS, *INTEGERS),
         trained=False,
     ),
     program(

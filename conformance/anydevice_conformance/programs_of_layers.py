@@ -9,11 +9,14 @@ import torch.nn.functional as F  # noqa: N812 - its usual name
 
 from anydevice_conformance.dice import Dice
 from anydevice_conformance.programs_of_operators import program
-from anydevice_conformance.usual_operator import different, numbers, of_shapes
+from anydevice_conformance.usual_operator import (
+    WIDE_FLOATS,
+    different,
+    numbers,
+    of_shapes,
+)
 
 __all__ = ["LAYERS_WITH_OPTIONS"]
-
-_LONG: Final = (torch.float32, torch.float64)
 
 
 def _pictures(dice: Dice, dtype: torch.dtype) -> list[Any]:
@@ -109,7 +112,7 @@ LAYERS_WITH_OPTIONS: Final = (
         lambda x, y, z: F.local_response_norm(x, 3),
         lambda x, y, z: F.multi_margin_loss(y[0], torch.arange(2, device=y.device)),
         lambda x, y, z: F.max_unpool2d(*F.max_pool2d(x[..., :8], 2, return_indices=True), (2, 2)),
-        dtypes=_LONG,
+        dtypes=WIDE_FLOATS,
     ),
     program(
         "mean pools with options",
@@ -147,7 +150,7 @@ LAYERS_WITH_OPTIONS: Final = (
         lambda x: (F.layer_norm(x.mT, (2,)), F.group_norm(x, 1), F.instance_norm(x)),
         lambda x: (x.softmax(-1), x.mT.softmax(-1), x.log_softmax(1), F.normalize(x, dim=1)),
         lambda x: (F.avg_pool1d(x, 5, 4), F.adaptive_avg_pool1d(x, 7), F.glu(x, 1)),
-        dtypes=_LONG,
+        dtypes=WIDE_FLOATS,
         slow=True,
     ),
     program(
@@ -164,7 +167,7 @@ LAYERS_WITH_OPTIONS: Final = (
         lambda x, y, z: F.interpolate(y, 50, mode="linear", align_corners=True),
         lambda x, y, z: F.interpolate(z, (5, 3, 9), mode="trilinear", align_corners=True),
         lambda x, y, z: F.interpolate(z, scale_factor=2.0),
-        dtypes=_LONG,
+        dtypes=WIDE_FLOATS,
     ),
     program(
         "grid_sample with options",
@@ -180,7 +183,7 @@ LAYERS_WITH_OPTIONS: Final = (
             )
         ),
         lambda x, y, z: F.affine_grid(x[:, 0, :2, :3], [2, 2, 3, 5], align_corners=False),
-        dtypes=_LONG,
+        dtypes=WIDE_FLOATS,
         slow=True,
     ),
     program(
@@ -273,7 +276,7 @@ LAYERS_WITH_OPTIONS: Final = (
         lambda x, i, o: F.embedding_bag(i, x, o, mode="max"),
         lambda x, i, o: F.embedding(i, x[:, :2]),
         lambda x, i, o: F.linear(F.embedding(i, x), x),
-        dtypes=_LONG,
+        dtypes=WIDE_FLOATS,
     ),
 )
 

@@ -19,8 +19,6 @@ from anydevice_conformance.usual_operator import (
 
 __all__ = ["MOVES"]
 
-_LONG: Final = (torch.float32, torch.float64)
-
 
 def _cube(dice: Dice, dtype: torch.dtype) -> list[Any]:
     """A cube, places in its middle dimension of which some come again, and others for them."""

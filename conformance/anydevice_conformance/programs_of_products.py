@@ -10,11 +10,15 @@ import torch.nn.functional as F  # noqa: N812 - its usual name
 
 from anydevice_conformance.dice import Dice
 from anydevice_conformance.programs_of_operators import program
-from anydevice_conformance.usual_operator import NUMBERS, numbers, of_shapes
+from anydevice_conformance.usual_operator import (
+    NUMBERS,
+    WIDE_FLOATS,
+    numbers,
+    of_shapes,
+)
 
 __all__ = ["PRODUCTS"]
 
-_LONG: Final = (torch.float32, torch.float64)
 _TAILS: Final = (1, 31, 33, 63, 65, 127, 129)
 
 
@@ -216,7 +220,7 @@ PRODUCTS: Final = (
         _recurrent("gru", 2, both=False),
         _recurrent("rnn_tanh", 2, both=True),
         _recurrent("rnn_relu", 1, both=False),
-        dtypes=_LONG,
+        dtypes=WIDE_FLOATS,
         slow=True,
     ),
     program(
@@ -230,6 +234,6 @@ PRODUCTS: Final = (
         lambda x, y: _real(torch.fft.ifftn(torch.fft.fftn(x) * 2, dim=(0, 2))),
         lambda x, y: (torch.fft.fftshift(x), torch.fft.ifftshift(x, 1)),
         lambda x, y: _spectra(y),
-        dtypes=_LONG,
+        dtypes=WIDE_FLOATS,
     ),
 )

@@ -9,11 +9,14 @@ import torch.nn.functional as F  # noqa: N812 - its usual name
 
 from anydevice_conformance.dice import Dice
 from anydevice_conformance.programs_of_operators import program
-from anydevice_conformance.usual_operator import FLOATS, NUMBERS, numbers
+from anydevice_conformance.usual_operator import (
+    FLOATS,
+    NUMBERS,
+    WIDE_FLOATS,
+    numbers,
+)
 
 __all__ = ["VALUES"]
-
-_LONG: Final = (torch.float32, torch.float64)
 
 
 def _far(dice: Dice, dtype: torch.dtype) -> list[Any]:
@@ -147,7 +150,7 @@ VALUES: Final = (
         lambda x, y: x.fmod(y),
         lambda x, y: (x.fmod(0.3), x.remainder(y), x.fmod(-y)),
         lambda x, y: (x + y).frac(),
-        dtypes=_LONG,
+        dtypes=WIDE_FLOATS,
         trained=False,
     ),
 )

@@ -10,8 +10,10 @@ import torch.nn.functional as F  # noqa: N812 - its usual name
 from anydevice_conformance.dice import Dice
 from anydevice_conformance.usual_operator import (
     ALL,
+    CUBE,
     INTEGERS,
     NUMBERS,
+    WIDE_FLOATS,
     numbers,
     of_shapes,
     of_sizes,
@@ -20,8 +22,6 @@ from anydevice_conformance.usual_operator import (
 
 __all__ = ["FORMS"]
 
-_LONG: Final = (torch.float32, torch.float64)
-_CUBE: Final = of_sizes((2, 3, 5), (3, 1, 7), (5, 4, 33), (2, 1031, 3))
 _ROWS: Final = of_sizes((3, 5), (33,), (1, 7), (65, 3), (1,), (1031,))
 
 
@@ -102,10 +102,10 @@ def _quotients(x: torch.Tensor) -> Any:
 #: All of them.
 FORMS: Final = (
     usual("numbers first", _ROWS, _numbers_first, *NUMBERS, trained=False),
-    usual("rounded quotients", _ROWS, _quotients, *_LONG, *INTEGERS, trained=False),
+    usual("rounded quotients", _ROWS, _quotients, *WIDE_FLOATS, *INTEGERS, trained=False),
     usual("items", _ROWS, _items, *ALL, trained=False),
     usual("parts that are written", of_shapes((5, 7), (5, 7)), _written, *NUMBERS),
-    usual("lists of tensors", of_shapes((3, 5), (2, 33)), _lists, *_LONG, trained=False),
+    usual("lists of tensors", of_shapes((3, 5), (2, 33)), _lists, *WIDE_FLOATS, trained=False),
     usual(
         "attention that sees nothing",
         _blind,
@@ -115,16 +115,16 @@ FORMS: Final = (
     usual("gelu by tanh", _ROWS, lambda x: F.gelu(x, approximate="tanh")),
     usual(
         "sums of two dimensions",
-        _CUBE,
+        CUBE,
         lambda x: (x.sum((0, 2)), x.sum((1, 2), keepdim=True)),
         *ALL,
     ),
     usual(
-        "means of two dimensions", _CUBE, lambda x: (x.mean((0, 2)), x.std((1, 2)), x.amax((0, 1)))
+        "means of two dimensions", CUBE, lambda x: (x.mean((0, 2)), x.std((1, 2)), x.amax((0, 1)))
     ),
     usual(
         "in another dtype",
-        _CUBE,
+        CUBE,
         lambda x: (
             x.softmax(1, dtype=torch.float32),
             x.sum(1, dtype=torch.float32),
@@ -133,7 +133,7 @@ FORMS: Final = (
     ),
     usual(
         "sums as int32",
-        _CUBE,
+        CUBE,
         lambda x: x.sum(1, dtype=torch.int32),
         *INTEGERS,
         torch.bool,
@@ -141,14 +141,14 @@ FORMS: Final = (
     ),
     usual(
         "mean and variance",
-        _CUBE,
+        CUBE,
         lambda x: (*torch.var_mean(x, 1), *torch.std_mean(x, correction=0)),
     ),
-    usual("nanmean", _CUBE, lambda x: (torch.where(x > 5, torch.nan, x).nanmean(1),)),
-    usual("aminmax", _CUBE, lambda x: tuple(torch.aminmax(x, dim=1)), *NUMBERS, trained=False),
+    usual("nanmean", CUBE, lambda x: (torch.where(x > 5, torch.nan, x).nanmean(1),)),
+    usual("aminmax", CUBE, lambda x: tuple(torch.aminmax(x, dim=1)), *NUMBERS, trained=False),
     usual(
         "softmax over the middle",
-        _CUBE,
+        CUBE,
         lambda x: (x.softmax(1), x.log_softmax(0), F.softmin(x, 1)),
     ),
     usual(
@@ -200,13 +200,13 @@ FORMS: Final = (
     ),
     usual(
         "copies that start elsewhere",
-        _CUBE,
+        CUBE,
         lambda x: (x[1:].contiguous(), x[:, :, 1:].clone(), x.mT.reshape(-1)),
         *ALL,
     ),
     usual(
         "parts and joins",
-        _CUBE,
+        CUBE,
         lambda x: torch.cat([one * 1 for one in x.split(2, -1)][::-1], -1),
         *NUMBERS,
     ),
@@ -270,9 +270,9 @@ FORMS: Final = (
             torch.view_as_real(torch.complex(x, y) * torch.complex(y, x)),
             torch.complex(x, y).conj().imag * 1,
         ),
-        *_LONG,
+        *WIDE_FLOATS,
     ),
-    usual("quantile", of_sizes((33,), (3, 65)), lambda x: torch.quantile(x, 0.3, -1), *_LONG),
+    usual("quantile", of_sizes((33,), (3, 65)), lambda x: torch.quantile(x, 0.3, -1), *WIDE_FLOATS),
     usual(
         "bags",
         _placed,

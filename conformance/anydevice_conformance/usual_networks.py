@@ -9,17 +9,15 @@ import torch.nn.functional as F  # noqa: N812 - its usual name
 
 from anydevice_conformance.dice import Dice
 from anydevice_conformance.usual_operator import (
+    CUBE,
+    WIDE_FLOATS,
     different,
     numbers,
     of_shapes,
-    of_sizes,
     usual,
 )
 
 __all__ = ["NETWORKS"]
-
-_LONG: Final = (torch.float32, torch.float64)
-_CUBE: Final = of_sizes((2, 3, 5), (3, 1, 7), (5, 4, 33), (2, 1031, 3))
 
 
 def _labels(dice: Dice, dtype: torch.dtype) -> list[Any]:
@@ -64,7 +62,7 @@ NETWORKS: Final = (
             F.cosine_embedding_loss(x, y, x.new_ones(3)),
         ),
     ),
-    usual("gru", of_shapes((3, 2, 5), (99, 5), (99, 33), (99,)), _gru, *_LONG),
+    usual("gru", of_shapes((3, 2, 5), (99, 5), (99, 33), (99,)), _gru, *WIDE_FLOATS),
     usual(
         "conv_transpose2d",
         of_shapes((2, 4, 5, 3), (4, 3, 3, 2)),
@@ -75,17 +73,19 @@ NETWORKS: Final = (
         of_shapes((2, 3, 9, 8), (4, 3, 3, 2), (4,)),
         lambda x, w, b: F.conv2d(x, w, b, 1, (2, 1), 2),
     ),
-    usual("grid_sample", _grid, lambda x, g: F.grid_sample(x, g, align_corners=False), *_LONG),
+    usual(
+        "grid_sample", _grid, lambda x, g: F.grid_sample(x, g, align_corners=False), *WIDE_FLOATS
+    ),
     usual(
         "trilinear resize",
         of_shapes((1, 2, 3, 4, 5)),
         lambda x: F.interpolate(x, (4, 5, 3), mode="trilinear"),
-        *_LONG,
+        *WIDE_FLOATS,
     ),
     usual("fold", of_shapes((1, 18, 35)), lambda x: F.fold(x, (7, 9), 3)),
     usual(
         "norms without weights",
-        _CUBE,
+        CUBE,
         lambda x: (F.layer_norm(x, x.shape[-1:]), F.rms_norm(x, x.shape[1:]), F.group_norm(x, 1)),
     ),
 )

@@ -14,9 +14,11 @@ from anydevice_conformance.dice import Dice
 __all__ = [
     "ALL",
     "BOOLS",
+    "CUBE",
     "FLOATS",
     "INTEGERS",
     "NUMBERS",
+    "WIDE_FLOATS",
     "Make",
     "Usual",
     "different",
@@ -34,6 +36,8 @@ __all__ = [
 Make = Callable[[Dice, torch.dtype], Sequence[Any]]
 
 FLOATS: Final = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+#: Those of many digits.
+WIDE_FLOATS: Final = (torch.float32, torch.float64)
 INTEGERS: Final = (torch.int64, torch.int32, torch.uint8, torch.int8, torch.int16)
 BOOLS: Final = (torch.bool,)
 NUMBERS: Final = (*FLOATS, *INTEGERS)
@@ -153,6 +157,10 @@ def different(dice: Dice, dtype: torch.dtype, *size: int) -> torch.Tensor:
 def of_sizes(*choices: tuple[int, ...]) -> Make:
     """Numbers of one of some shapes."""
     return lambda dice, dtype: [numbers(dice, dtype, *dice.among(*choices))]
+
+
+#: Arguments of three dimensions: odd, next to a tile, and long ones.
+CUBE: Final = of_sizes((2, 3, 5), (3, 1, 7), (5, 4, 33), (2, 1031, 3))
 
 
 def of_shapes(*sizes: tuple[int, ...]) -> Make:

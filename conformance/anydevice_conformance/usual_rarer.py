@@ -12,6 +12,7 @@ from anydevice_conformance.dice import Dice
 from anydevice_conformance.usual_operator import (
     ALL,
     NUMBERS,
+    WIDE_FLOATS,
     numbers,
     of_shapes,
     of_sizes,
@@ -20,7 +21,6 @@ from anydevice_conformance.usual_operator import (
 
 __all__ = ["RARER"]
 
-_LONG: Final = (torch.float32, torch.float64)
 _SIZES: Final = of_sizes((1,), (7,), (3, 5), (1, 1), (33,))
 
 
@@ -71,7 +71,7 @@ def _steps(kind: Callable[..., torch.optim.Optimizer], **options: Any) -> Callab
 def _optimizer(name: str, **options: Any) -> Any:
     run = _steps(getattr(torch.optim, name), **options)
     words = ", ".join(f"{key}={value}" for key, value in options.items())
-    return usual(f"{name}({words})", of_shapes((3, 5), (33,)), run, *_LONG, trained=False)
+    return usual(f"{name}({words})", of_shapes((3, 5), (33,)), run, *WIDE_FLOATS, trained=False)
 
 
 def _alone(x: torch.Tensor) -> Any:
@@ -140,12 +140,14 @@ RARER: Final = (
         lambda dice, dtype: [torch.randperm(126, generator=dice.generator).view(2, 7, 9).to(dtype)],
         lambda x: F.max_pool2d(x, 3, 2, ceil_mode=True, return_indices=True),
     ),
-    usual("cholesky", _square, lambda x: torch.linalg.cholesky(x), *_LONG),
-    usual("cholesky above", _square, lambda x: torch.linalg.cholesky(x, upper=True), *_LONG),
-    usual("solve", _square, lambda x: torch.linalg.solve(x, x[..., :1] + 1), *_LONG),
-    usual("inverse and determinant", _square, lambda x: (x.inverse(), x.det()), *_LONG),
-    usual("eigenvalues", _square, lambda x: torch.linalg.eigvalsh(x), *_LONG, trained=False),
-    usual("singular values", _square, lambda x: torch.linalg.svdvals(x), *_LONG, trained=False),
+    usual("cholesky", _square, lambda x: torch.linalg.cholesky(x), *WIDE_FLOATS),
+    usual("cholesky above", _square, lambda x: torch.linalg.cholesky(x, upper=True), *WIDE_FLOATS),
+    usual("solve", _square, lambda x: torch.linalg.solve(x, x[..., :1] + 1), *WIDE_FLOATS),
+    usual("inverse and determinant", _square, lambda x: (x.inverse(), x.det()), *WIDE_FLOATS),
+    usual("eigenvalues", _square, lambda x: torch.linalg.eigvalsh(x), *WIDE_FLOATS, trained=False),
+    usual(
+        "singular values", _square, lambda x: torch.linalg.svdvals(x), *WIDE_FLOATS, trained=False
+    ),
     _optimizer("SGD", momentum=0.9, weight_decay=0.1, foreach=True),
     _optimizer("SGD", momentum=0.9, nesterov=True, fused=True),
     _optimizer("Adam", amsgrad=True, betas=(0.5, 0.3), foreach=True),

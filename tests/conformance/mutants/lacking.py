@@ -3,70 +3,43 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import tempfile
-import warnings
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from mutants.gallery import Fault, mutant
+from mutants.kernels import Kernel
 from mutants.moving import Move, is_from_host, is_to_host
 
-_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse1)
 _PRODUCTS = ("mm", "addmm", "bmm")
 
 
-class _Products(Fault):
-    """Changes the kernels of products."""
-
-    def call(self, real: Any, *args: Any) -> torch.Tensor:
-        """Do a product."""
-        found: torch.Tensor = real.call_boxed(_KEYS, *args)
-        return found
-
-    def patches(self) -> list[Any]:
-        return [self._registered()]
-
-    @contextlib.contextmanager
-    def _registered(self) -> Iterator[None]:
-        library = torch.library.Library("aten", "IMPL")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            for name in _PRODUCTS:
-                real = torch.library.get_kernel(f"aten::{name}", "PrivateUse1")
-                library.impl(
-                    name,
-                    lambda *args, _real=real: self.call(_real, *args),
-                    "PrivateUse1",
-                )
-        try:
-            yield
-        finally:
-            library._destroy()
-
-
 @mutant("MEM-015")
-class ProductsLackInOtherWords(_Products):
+class ProductsLackInOtherWords(Kernel):
     """A product that finds no room for its result raises the driver's plain error."""
 
-    def call(self, real: Any, *args: Any) -> torch.Tensor:
+    operations = _PRODUCTS
+
+    def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         try:
-            return super().call(real, *args)
+            return real(*args, **kwargs)
         except torch.OutOfMemoryError as error:
             raise RuntimeError("launch failed: no resources") from error
 
 
 @mutant("OOM-008")
-class WorkspacesOnDeviceZero(_Products):
+class WorkspacesOnDeviceZero(Kernel):
     """Products on every device take a workspace of device 0."""
 
-    def call(self, real: Any, *args: Any) -> torch.Tensor:
+    operations = _PRODUCTS
+
+    def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if args[-1].device.index:
             torch.empty(1 << 20, dtype=torch.uint8, device=f"{self.device_type}:0")
-        return super().call(real, *args)
+        return real(*args, **kwargs)
 
 
 @mutant("MEM-015")
