@@ -31,10 +31,8 @@ def only_new_objects() -> Iterator[None]:
     try:
         yield
     finally:
-        gc.unfreeze()
-        if was_frozen:
-            gc.collect()
-            gc.freeze()
+        if not was_frozen:
+            gc.unfreeze()
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -124,6 +125,7 @@ def pytest_arguments() -> list[str]:
         f"--confcutdir={SUITE_FOLDER}",
         "-pno:cacheprovider",
         "-pno:logging",  # it visits every logger in each phase of each check
+        "-pno:unraisableexception",  # it collects garbage ten times at the end
     ]
 
 
@@ -134,28 +136,43 @@ def _run_once(
     words = ["-s", "-panydevice_conformance.pytest_plugin", *pytest_arguments(), *arguments]
     environment = {k: v for k, v in os.environ.items() if k not in _FOREIGN}
     environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-    seen = len(Journal.read(journal))
+    follower = _Follower(journal, on_result)
     with log.open("ab") as output:
         process = warm.start("pytest", words, environment=environment, output=output)
         try:
             while process.poll() is None:
                 time.sleep(0.1)
-                seen = _tell(journal, seen, on_result)
+                follower.tell()
         finally:
             if process.poll() is None:
                 process.kill()
                 process.wait()
-    _tell(journal, seen, on_result)
+    follower.tell()
     code: int = process.returncode
     return code
 
 
-def _tell(journal: Path, seen: int, on_result: Callable[[Event], object]) -> int:
-    events = Journal.read(journal)
-    for event in events[seen:]:
-        if event["event"] == "result":
-            on_result(event)
-    return len(events)
+class _Follower:
+    """Passes on the results that are added to a journal from now on."""
+
+    def __init__(self, journal: Path, on_result: Callable[[Event], object]) -> None:
+        self._journal = journal
+        self._on_result = on_result
+        self._read = journal.stat().st_size if journal.exists() else 0
+
+    def tell(self) -> None:
+        """Pass on what has come."""
+        if not self._journal.exists():
+            return
+        with self._journal.open("rb") as file:
+            file.seek(self._read)
+            for line in file:
+                if not line.endswith(b"\n"):  # being written
+                    break
+                self._read += len(line)
+                event = json.loads(line)
+                if event["event"] == "result":
+                    self._on_result(event)
 
 
 def _unfinished(events: list[Event]) -> Event | None:

@@ -19,11 +19,11 @@ from anydevice_conformance.subject import Subject
 __all__ = ["LongWork", "is_done", "long_work", "still_running"]
 
 #: Seconds that the work shall take, and that one operation of it shall take at least.
-_WHOLE: Final = 0.06
+_WHOLE: Final = 0.03
 _ONE: Final = 0.0005
 _SIDE: Final = (128, 256, 512, 1024, 2048, 4096, 8192)
 #: Tries, each with twice the work: a busy machine may let short work finish early.
-_TRIES: Final = 3
+_TRIES: Final = 4
 
 
 class LongWork:

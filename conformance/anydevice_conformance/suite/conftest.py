@@ -47,8 +47,13 @@ def flag(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
 
 
 @pytest.fixture(autouse=True)
-def _fixed_seed() -> None:
-    torch.manual_seed(0)
+def _fixed_seed(request: pytest.FixtureRequest) -> None:
+    """As `torch.manual_seed`, which formats a stack for each type of device that is not there."""
+    torch.default_generator.manual_seed(0)
+    module = _subject(request.config).module
+    seed = getattr(module, "manual_seed_all", None) or getattr(module, "manual_seed", None)
+    if seed is not None:
+        seed(0)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
