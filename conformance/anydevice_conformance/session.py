@@ -17,6 +17,7 @@ from anydevice import registry
 from anydevice.errors import AnyDeviceError
 from anydevice_conformance import stamps
 from anydevice_conformance.journal import Journal
+from anydevice_conformance.monitor import monitored
 from anydevice_conformance.outcomes import NoHardware, NotClaimed, _Outcome, left_out
 from anydevice_conformance.specification import GROUPS
 from anydevice_conformance.statuses import Status
@@ -192,6 +193,16 @@ class Session:
                 message=found["message"],
                 seconds=round(time.perf_counter() - start, 4),
             )
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
+        """Watch the members that a check calls."""
+        if not _is_check(item):
+            return (yield)
+        with monitored(self.subject) as faults:
+            result = yield
+        assert not faults, f"DEV-012: a call in this check went wrong: {'; '.join(faults)}"
+        return result
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(

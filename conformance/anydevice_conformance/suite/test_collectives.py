@@ -6,24 +6,17 @@ from __future__ import annotations
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from anydevice_conformance import children
-from anydevice_conformance.jobs import import_transformers
 from anydevice_conformance.marks import needs, since, slow
 from anydevice_conformance.outcomes import no_hardware
-from anydevice_conformance.rank_kinds import KINDS
+from anydevice_conformance.rank_starts import WORLD, rank_step, start_ranks
 from anydevice_conformance.subject import Subject
 
 pytestmark = needs("collectives")
-_WORLD = 2
-#: So many generated collectives: quickly, each kind is tried with many elements and with few.
-_EXAMPLES = 14 * len(KINDS)
-#: So many turns of generated programs, each of one to four collectives.
-_TURNS = 210
 #: How many seconds rank 0 has: to start, for the group's timeout of 6, and half a minute.
 _MISSED = 60
 
@@ -39,7 +32,19 @@ def test_COL_001_starts(subject: Subject) -> None:
         name, world, total = answer
         named = subject.backend.collective_backend or name
         assert name == named, f"the group uses {name!r}, not {named!r}"
-        assert (world, total) == (_WORLD, float(_WORLD)), f"world {world}, sum of ones {total}"
+        assert (world, total) == (WORLD, float(WORLD)), f"world {world}, sum of ones {total}"
+
+
+def test_COL_001_members(subject: Subject) -> None:
+    """In a process of a group, members answer and leave the state as they do without one.
+
+    Found: a declaration that the group changed, a wrong answer, or a state that a call changed.
+    Fix: see DEV-002 and DEV-012; look at what is decided by whether `torch.distributed` is started.
+    """
+    parts = ("all",) if subject.quick else ("steps", "laws")
+    for part in parts:
+        for answer in rank_step(subject, "members", part=part):
+            assert not answer, f"DEV-012: {'; '.join(answer)}"
 
 
 def test_COL_002_all_reduce(subject: Subject) -> None:
@@ -48,7 +53,7 @@ def test_COL_002_all_reduce(subject: Subject) -> None:
     Found: a wrong sum, or a dtype that failed.
     Fix: reduce in the tensor's dtype; see that the output is written back.
     """
-    expected = (torch.arange(100) % 11).double() * _WORLD + sum(range(_WORLD))
+    expected = (torch.arange(100) % 11).double() * WORLD + sum(range(WORLD))
     for answer in rank_step(subject, "all_reduce"):
         for dtype, values in answer.items():
             assert values == expected.tolist(), f"the sum in {dtype} is wrong"
@@ -73,7 +78,7 @@ def test_COL_004_all_gather(subject: Subject) -> None:
     Fix: place each piece by its sender's rank.
     """
     for answer in rank_step(subject, "all_gather"):
-        assert answer == [[rank + 1.0] * 3 for rank in range(_WORLD)], f"got {answer}"
+        assert answer == [[rank + 1.0] * 3 for rank in range(WORLD)], f"got {answer}"
 
 
 def test_COL_005_barrier(subject: Subject) -> None:
@@ -101,7 +106,7 @@ def test_COL_006_ordered(subject: Subject) -> None:
     Found: a collective read its input too early, or its output was read too early.
     Fix: have it wait for the current stream, and the current stream for it.
     """
-    expected = [2.0 * sum(range(1, _WORLD + 1))] * 6
+    expected = [2.0 * sum(range(1, WORLD + 1))] * 6
     for answer in rank_step(subject, "ordered"):
         assert answer == expected, f"got {answer}, not {expected[0]} throughout"
 
@@ -113,7 +118,7 @@ def test_COL_012_handles(subject: Subject) -> None:
     Fix: begin a collective when it is called, not when it is waited for.
     """
     since(subject, "COL-012")
-    expected = [[float(10**n * sum(range(1, _WORLD + 1)))] * 5 for n in range(4)]
+    expected = [[float(10**n * sum(range(1, WORLD + 1)))] * 5 for n in range(4)]
     for rank, answer in enumerate(rank_step(subject, "handles")):
         assert answer == expected, f"rank {rank} has {answer}, not {expected}"
 
@@ -126,8 +131,8 @@ def test_COL_007_reduce_scatter(subject: Subject) -> None:
     """
     since(subject, "COL-007")
     for rank, answer in enumerate(rank_step(subject, "reduce_scatter")):
-        ranks = sum(range(_WORLD))
-        expected = [float(_WORLD * (3 * rank + i) + ranks) for i in range(3)]
+        ranks = sum(range(WORLD))
+        expected = [float(WORLD * (3 * rank + i) + ranks) for i in range(3)]
         assert answer == expected, f"rank {rank} got {answer}, not {expected}"
 
 
@@ -138,7 +143,7 @@ def test_COL_008_gather_into_one(subject: Subject) -> None:
     Fix: place each piece by its sender's rank; carry bytes where a dtype is not known.
     """
     since(subject, "COL-008")
-    expected = [float(i == rank) for rank in range(_WORLD) for i in range(3)]
+    expected = [float(i == rank) for rank in range(WORLD) for i in range(3)]
     for answer in rank_step(subject, "gather_into"):
         for dtype, values in answer.items():
             assert values == expected, f"in {dtype}: {values}"
@@ -164,8 +169,8 @@ def test_COL_010_host_in_the_group(subject: Subject) -> None:
     """
     since(subject, "COL-010")
     expected = [
-        [float(sum(range(_WORLD + 1)))] * 2,
-        [{"rank": rank} for rank in range(_WORLD)],
+        [float(sum(range(WORLD + 1)))] * 2,
+        [{"rank": rank} for rank in range(WORLD)],
         ["told", 7, 320_000],
     ]
     for answer in rank_step(subject, "host"):
@@ -181,11 +186,11 @@ def test_COL_011_missing_rank(subject: Subject) -> None:
     """
     since(subject, "COL-011")
     count = len(subject.indices)
-    if count < _WORLD and not subject.is_host:
-        no_hardware(f"needs {_WORLD} devices of type {subject.type!r}, one for each process")
+    if count < WORLD and not subject.is_host:
+        no_hardware(f"needs {WORLD} devices of type {subject.type!r}, one for each process")
     with tempfile.TemporaryDirectory() as folder:
         store = str(Path(folder) / "store")
-        processes = _start(subject, "miss_collective", store)
+        processes = start_ranks(subject, "miss_collective", store)
         try:
             processes[0].wait(_MISSED)
         except subprocess.TimeoutExpired:
@@ -246,56 +251,3 @@ def test_COL_014_nothing_left(subject: Subject) -> None:
     since(subject, "COL-014")
     for answer in rank_step(subject, "programs", part="laws"):
         assert not answer.get("COL-014"), answer["COL-014"]
-
-
-def rank_step(subject: Subject, name: str, part: str = "steps") -> list[Any]:
-    """What each rank says of a step; the processes of a part run once a subject."""
-    part = "all" if subject.quick else part
-    cached = subject.__dict__.setdefault("_ranks", {})
-    if part not in cached:
-        try:
-            cached[part] = _run(subject, part)
-        except AssertionError as error:  # one that died or hung would do so again
-            cached[part] = str(error)
-    answers = cached[part]
-    assert not isinstance(answers, str), answers
-    for rank, answer in enumerate(answers):
-        said = answer.get(name, answer.get("start"))
-        assert not isinstance(said, str), f"rank {rank}: {said}"
-    return [answer[name] for answer in answers]
-
-
-def _run(subject: Subject, part: str) -> list[dict[str, Any]]:
-    count = len(subject.indices)
-    if count < _WORLD and not subject.is_host:
-        no_hardware(f"needs {_WORLD} devices of type {subject.type!r}, one for each process")
-    options: dict[str, Any] = {"part": part}
-    if part in ("laws", "all"):
-        room = min(subject.room(index) for index in subject.indices)
-        options.update(examples=subject.examples(_EXAMPLES), seed=subject.seed, room=room)
-        options.update(turns=subject.examples(_TURNS), infers=subject.infers)
-    with tempfile.TemporaryDirectory() as folder:
-        processes = _start(subject, "collective", str(Path(folder) / "store"), **options)
-        try:
-            if subject.quick:  # while the ranks wait for each other, for a check that comes later
-                import_transformers()
-            return [children.answer_of(process) for process in processes]
-        finally:
-            for process in processes:
-                children.end(process)
-
-
-def _start(subject: Subject, task: str, store: str, **options: Any) -> list[Any]:
-    count = len(subject.indices)
-    return [
-        children.start(
-            task,
-            subject.type,
-            rank=rank,
-            world=_WORLD,
-            store=store,
-            index=rank % count,
-            **options,
-        )
-        for rank in range(_WORLD)
-    ]

@@ -15,8 +15,8 @@ from anydevice.devices import CPU
 from anydevice.engines.fsdp2 import why_not_shardable
 from anydevice_conformance.marks import needs, since
 from anydevice_conformance.outcomes import not_claimed
+from anydevice_conformance.rank_starts import rank_step
 from anydevice_conformance.subject import Subject
-from anydevice_conformance.suite.test_collectives import rank_step
 
 _SCALE: Final = 1024.0
 

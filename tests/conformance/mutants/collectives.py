@@ -36,6 +36,16 @@ class UnknownName(Fault):
     collective_backend = "foccl"
 
 
+@mutant("COL-001", base="cpu", check="test_COL_001_members")
+class NamesMoreOnceStarted(Fault):
+    """What the collectives are called depends on whether they are started."""
+
+    @property
+    def collective_backend(self) -> str | None:  # type: ignore[override]
+        named = super().collective_backend
+        return f"cpu:{named}" if dist.is_initialized() else named
+
+
 @mutant("COL-002", base="cpu")
 class Averages(_Collective):
     """`all_reduce` averages."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -48,6 +51,19 @@ class ForgetsToWaitAtTimes(Fault):
         self.count += 1
         if self.count % 50:
             super().synchronize_event(event)
+
+
+@mutant("DEV-009", check="test_DEV_009_current_device_stays")
+class KeepsItsAlarm(Fault):
+    """`synchronize` of another device than the first sets a handler of a signal, and leaves it."""
+
+    def synchronize(self, index: int) -> None:
+        super().synchronize(index)
+        if index and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGALRM, lambda number, frame: None)
+
+    def patches(self) -> list[Any]:
+        return [_handlers_are_put_back()]
 
 
 @mutant("DEV-013")
@@ -160,3 +176,10 @@ class PinningStopsTheDevice(Fault):
         for index in range(self.device_count()):
             self.synchronize(index)
         return super().pin_memory(tensor)
+
+
+@contextlib.contextmanager
+def _handlers_are_put_back() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGALRM)
+    yield
+    signal.signal(signal.SIGALRM, before)
