@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import gc
-import re
+import inspect
 import sys
 import time
 from collections.abc import Generator, Sequence
@@ -16,18 +16,24 @@ import pytest
 from anydevice import registry
 from anydevice.errors import AnyDeviceError
 from anydevice_conformance import stamps
+from anydevice_conformance.elsewhere import take_elsewhere
+from anydevice_conformance.items import (
+    case_name,
+    check_name,
+    foreign_parts,
+    is_check,
+    is_ours,
+    needs_of,
+    place_of,
+)
 from anydevice_conformance.journal import Journal
 from anydevice_conformance.monitor import monitored
 from anydevice_conformance.outcomes import NoHardware, NotClaimed, _Outcome, left_out
-from anydevice_conformance.specification import GROUPS
 from anydevice_conformance.statuses import Status
 from anydevice_conformance.subject import Subject
 
-__all__ = ["PLUGIN_NAME", "Session", "check_name", "configure", "session_of", "subject_of"]
+__all__ = ["PLUGIN_NAME", "Session", "configure", "session_of", "subject_of"]
 
-_CHECK: Final = re.compile(r"test_([A-Z]{3})_(\d{3})(?:_|$)")
-_SUITE: Final = Path(__file__).parent
-_OWN_FIXTURES: Final = ("subject", "backend", "index", "pair")
 #: Under which a `Session` is registered with pytest.
 PLUGIN_NAME: Final = "anydevice-conformance-session"
 #: Seconds after which one check is taken to hang; the process then ends with all stacks printed.
@@ -54,6 +60,7 @@ def configure(config: pytest.Config) -> None:
         ),
         Journal(_path(config.getoption("--anydevice-journal"))),
         watchdog=True,
+        twice=not config.getoption("--anydevice-quick"),
     )
     config.pluginmanager.register(session, PLUGIN_NAME)
     output = config.getoption("--anydevice-output")
@@ -97,18 +104,21 @@ def subject_of(config: pytest.Config) -> Subject | None:
     return session.subject if session is not None else None
 
 
-def check_name(item: pytest.Item) -> str:
-    """The name of an item's check, without its parameters."""
-    return str(getattr(item, "originalname", None) or item.name)
-
-
 class Session:
     """Listens to pytest and writes the journal."""
 
-    def __init__(self, subject: Subject, journal: Journal, *, watchdog: bool = False) -> None:
+    def __init__(
+        self,
+        subject: Subject,
+        journal: Journal,
+        *,
+        watchdog: bool = False,
+        twice: bool = False,
+    ) -> None:
         self.subject = subject
         self.journal = journal
         self._watchdog = watchdog
+        self._twice = twice
         self._cases: dict[str, dict[str, Any]] = {}
         self._earlier = journal.earlier()
         self._modules = 0  # that were imported when the collector was spared last
@@ -121,26 +131,26 @@ class Session:
     ) -> None:
         """Note which checks there are, and whether they are the suite's own."""
         if self.subject.assumed:
-            items[:] = [i for i in items if self.subject.assumed & set(_needs(i))]
+            items[:] = [i for i in items if self.subject.assumed & set(needs_of(i))]
         done = {(e["check"], e["case"]) for e in self._earlier if e["event"] == "result"}
-        items[:] = [i for i in items if (check_name(i), _case_name(i)) not in done]
-        items.sort(key=_place)
-        names = dict.fromkeys(check_name(i) for i in items if _is_check(i))
+        items[:] = [i for i in items if (check_name(i), case_name(i)) not in done]
+        items.sort(key=place_of)
+        names = dict.fromkeys(check_name(i) for i in items if is_check(i))
         self.journal.write("collected", checks=list(names))
         if not self._earlier:
             self.journal.write(
                 "stamps", **stamps.stamps(self.subject), **stamps.device_stamps(self.subject)
             )
-        for what in sorted({w for item in items for w in _foreign(item)}):
+        for what in sorted({w for item in items for w in foreign_parts(item)}):
             self.journal.write("override", what=what)
         for plugin in config.pluginmanager.get_plugins():
             file = getattr(plugin, "__file__", None) or ""
-            if Path(file).name == "conftest.py" and not _is_ours(file):
+            if Path(file).name == "conftest.py" and not is_ours(file):
                 self.journal.write("override", what=f"conftest {file}")
 
     def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
         """Note what an option left out."""
-        names = dict.fromkeys(check_name(i) for i in items if _is_check(i))
+        names = dict.fromkeys(check_name(i) for i in items if is_check(i))
         self.journal.write("deselected", checks=list(names))
 
     def _spare_collector(self) -> None:
@@ -155,9 +165,9 @@ class Session:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """End a check that this backend or machine is not for."""
-        if not _is_check(item):
+        if not is_check(item):
             return
-        for capability in _needs(item):
+        for capability in needs_of(item):
             if not getattr(self.subject.capabilities, capability):
                 raise NotClaimed(f"capability {capability!r} is not claimed")
         if item.get_closest_marker("anydevice_two_devices") and len(self.subject.indices) < 2:
@@ -168,11 +178,11 @@ class Session:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         """Note the beginning and the end of each run of a check."""
-        if not _is_check(item):
+        if not is_check(item):
             return (yield)
         self._spare_collector()
-        case = _case_name(item)
-        needs = _needs(item)
+        case = case_name(item)
+        needs = needs_of(item)
         self.journal.write("start", check=check_name(item), case=case, needs=needs)
         self._cases[item.nodeid] = {"status": Status.PASSED, "message": ""}
         start = time.perf_counter()
@@ -197,11 +207,22 @@ class Session:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
         """Watch the members that a check calls."""
-        if not _is_check(item):
+        if not is_check(item):
             return (yield)
         with monitored(self.subject) as faults:
             result = yield
         assert not faults, f"DEV-012: a call in this check went wrong: {'; '.join(faults)}"
+        return result
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> Generator[None, object, object]:
+        """Take a check again in another situation, where a whole run is wanted."""
+        result = yield
+        slow = pyfuncitem.get_closest_marker("anydevice_slow")
+        if self._twice and is_check(pyfuncitem) and slow is None:
+            names = inspect.signature(pyfuncitem.obj).parameters
+            arguments = {name: pyfuncitem.funcargs[name] for name in names}
+            take_elsewhere(self.subject, lambda: pyfuncitem.obj(**arguments))
         return result
 
     @pytest.hookimpl(wrapper=True)
@@ -228,52 +249,8 @@ class Session:
         self.journal.write("finish")
 
 
-def _needs(item: pytest.Item) -> list[str]:
-    return sorted({str(mark.args[0]) for mark in item.iter_markers("anydevice_needs")})
-
-
-def _place(item: pytest.Item) -> tuple[int, int]:
-    """In the specification's order, whatever files the checks stand in."""
-    match = _CHECK.match(check_name(item))
-    if match is None or match[1] not in GROUPS:
-        return len(GROUPS), 0
-    return list(GROUPS).index(match[1]), int(match[2])
-
-
 def _path(text: str | None) -> Path | None:
     return Path(text).absolute() if text else None
-
-
-def _is_check(item: pytest.Item) -> bool:
-    return _CHECK.match(check_name(item)) is not None
-
-
-def _is_ours(file: str) -> bool:
-    return Path(file).resolve().is_relative_to(_SUITE)
-
-
-def _case_name(item: pytest.Item) -> str:
-    callspec = getattr(item, "callspec", None)
-    return str(callspec.id) if callspec is not None else ""
-
-
-def _foreign(item: pytest.Item) -> list[str]:
-    """What stands in for the suite's own check, fixtures or marks."""
-    if not _is_check(item):
-        return []
-    found = []
-    if not _is_ours(str(item.path)):
-        found.append(f"{check_name(item)} comes from {item.path}")
-    for mark in item.iter_markers():
-        if mark.name in ("skip", "skipif", "xfail", "usefixtures"):
-            found.append(f"{check_name(item)} is marked {mark.name}")
-    definitions = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
-    for name in _OWN_FIXTURES:
-        for definition in definitions.get(name, ())[-1:]:
-            module = str(getattr(definition.func, "__module__", ""))
-            if not module.startswith(("anydevice_conformance", "_pytest")):
-                found.append(f"fixture {name!r} comes from {module}")
-    return found
 
 
 def _classify(call: pytest.CallInfo[None]) -> Status:
@@ -286,7 +263,7 @@ def _classify(call: pytest.CallInfo[None]) -> Status:
     if call.when != "call":
         return Status.ERROR
     innermost = str(call.excinfo.traceback[-1].path) if len(call.excinfo.traceback) else ""
-    if isinstance(error, _OUR_FAULTS) and _is_ours(innermost) and "simulator" not in innermost:
+    if isinstance(error, _OUR_FAULTS) and is_ours(innermost) and "simulator" not in innermost:
         return Status.ERROR
     return Status.FAILED
 

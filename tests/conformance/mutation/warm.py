@@ -27,9 +27,10 @@ from anydevice import registry
 from anydevice_conformance import children, simulator
 from anydevice_conformance.catalogue import load_catalogue
 from anydevice_conformance.inprocess import _Bring
+from anydevice_conformance.items import check_name
 from anydevice_conformance.journal import Journal
 from anydevice_conformance.runner import pytest_arguments
-from anydevice_conformance.session import Session, check_name
+from anydevice_conformance.session import Session
 from anydevice_conformance.subject import Subject
 from mutation import forked
 
@@ -253,6 +254,7 @@ def run_trials(
     base: str = "sim",
     options: dict[str, Any] | None = None,
     quick: bool = False,
+    twice: bool = False,
     tell: Callable[[Outcome], object] = lambda outcome: None,
 ) -> list[Outcome]:
     """Try mutants of one base on one machine, one after the other.
@@ -262,6 +264,7 @@ def run_trials(
         base: the device type whose backend they break.
         options: the simulated machine.
         quick: as ``certify --quick``.
+        twice: take each check in another situation, too, as a whole ``certify`` does.
         tell: called with each outcome as it comes.
     """
     found: list[Outcome] = []
@@ -273,7 +276,7 @@ def run_trials(
     with machine(options or MACHINE):
         right = registry.get_backend(base)
         (record,) = [r for r in registry.list_backends() if r.backend is right]
-        session = Session(Subject(record, right, quick), Journal())
+        session = Session(Subject(record, right, quick), Journal(), twice=twice)
         loop = _Loop(session, trials, note)
         arguments = [*pytest_arguments(), "--tb=no", "-panydevice_conformance.pytest_plugin"]
         arguments += ["-pno:faulthandler", "-pno:logging", "-pno:unraisableexception"]
