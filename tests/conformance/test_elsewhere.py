@@ -42,7 +42,7 @@ def test_a_failure_says_where(subject):
     def check():
         raise RuntimeError("no such kernel")
 
-    with pytest.raises(AssertionError, match="side stream, in a thread.*RuntimeError: no such"):
+    with pytest.raises(AssertionError, match=r"side stream, in a thread.*RuntimeError: no such"):
         take_elsewhere(subject, check)
 
 
