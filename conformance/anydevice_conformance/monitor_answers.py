@@ -78,10 +78,9 @@ def _wrong_move(
     wrong = _wrong_copy(answer, tensor)
     if wrong or answer is tensor:
         return wrong
-    there = torch.device(device)
-    index = there.index if there.index is not None or there.type == "cpu" else 0
-    if (answer.device.type, answer.device.index) != (there.type, index) and not subject.is_host:
-        return f"a tensor moved to {there} is on {answer.device}"
+    asked = torch.device(device)
+    if asked.type == subject.type and not subject.is_on(answer, asked.index or 0):
+        return f"a tensor moved to {asked} is on {answer.device}"
     if torch.is_grad_enabled() and answer.requires_grad != tensor.requires_grad:
         return f"requires_grad was {tensor.requires_grad}, and is {answer.requires_grad}"
     if subject.infers and answer.is_inference() != torch.is_inference_mode_enabled():
