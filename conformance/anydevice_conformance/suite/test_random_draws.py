@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import functools
-import math
 import random
-from collections.abc import Callable
 from typing import Final
 
 import torch
@@ -22,67 +20,6 @@ from anydevice_conformance.subject import Subject
 pytestmark = needs("device_rng")
 
 
-def test_RNG_006_parameters(subject: Subject, index: int) -> None:
-    """Each way to draw obeys its parameters: bounds, mean, deviation, probability.
-
-    Found: a bound that is left or never reached, a mean or a probability that is not obeyed, or a
-    permutation that is none.
-    Fix: pass the parameters on to the kernel; the upper bound of `randint` is left out.
-    """
-    subject.backend.manual_seed_all(12)
-    device, count = subject.device(index), 20_000
-    for name, (draw, low, high, mean, deviation) in _DISTRIBUTIONS.items():
-        try:
-            found = subject.fetch(draw(count, device)).double()
-        except (NotImplementedError, RuntimeError):
-            continue  # it need not have all
-        assert low <= found.min() and found.max() <= high, (  # noqa: PT018
-            f"{name} gave {found.min()} to {found.max()}"
-        )
-        error = abs(found.mean() - mean)
-        assert error < 6 * deviation / math.sqrt(found.numel()), (
-            f"{name}: the mean is {found.mean()}"
-        )
-        assert abs(found.std() / deviation - 1) < 0.06, f"{name}: the deviation is {found.std()}"
-        if found.equal(found.round()) and high - low < 100:
-            values = set(found.tolist())
-            assert name != "multinomial" or 1 not in values, "multinomial gave what has no weight"
-            assert {low, high} <= values, f"{name} never gave {low} or {high}: {sorted(values)[:9]}"
-    for size in (1, 50, 2500, 70_001, 131_075):
-        found = subject.fetch(torch.randperm(size, device=device))
-        assert found.sort().values.equal(torch.arange(size)), f"randperm({size}) is no permutation"
-        assert size < 50 or not found.equal(torch.arange(size)), f"randperm({size}) is in order"
-
-
-Draw = Callable[[int, torch.device], torch.Tensor]
-
-
-def _kept(count: int, device: torch.device) -> torch.Tensor:
-    return torch.nn.functional.dropout(torch.ones(count, device=device), 0.2, training=True) > 0
-
-
-def _picked(count: int, device: torch.device) -> torch.Tensor:
-    weights = torch.tensor([1.0, 0.0, 3.0]).to(device)
-    return torch.multinomial(weights, count, replacement=True)
-
-
-#: Name to a function, and least, greatest, mean and deviation of what it gives.
-_DISTRIBUTIONS: dict[str, tuple[Draw, float, float, float, float]] = {
-    "randint(3, 9)": (lambda n, d: torch.randint(3, 9, (n,), device=d), 3, 8, 5.5, 1.7078),
-    "random_(2, 5)": (lambda n, d: torch.zeros(n, device=d).random_(2, 5), 2, 4, 3, 0.8165),
-    "uniform_(2, 5)": (lambda n, d: torch.empty(n, device=d).uniform_(2, 5), 2, 5, 3.5, 0.866),
-    "normal_(3, 2)": (lambda n, d: torch.empty(n, device=d).normal_(3, 2), -9, 15, 3, 2),
-    "bernoulli_(0.3)": (lambda n, d: torch.empty(n, device=d).bernoulli_(0.3), 0, 1, 0.3, 0.4583),
-    "bernoulli": (lambda n, d: torch.bernoulli(torch.full((n,), 0.3, device=d)), 0, 1, 0.3, 0.4583),
-    "exponential_(2)": (lambda n, d: torch.empty(n, device=d).exponential_(2), 0, 15, 0.5, 0.5),
-    "dropout(0.2)": (_kept, 0, 1, 0.8, 0.4),
-    "multinomial": (_picked, 0, 2, 1.5, 0.866),
-    "randint(0, 2**40)": (
-        lambda n, d: torch.randint(0, 1 << 40, (n,), device=d),
-        *(0, (1 << 40) - 1, 2.0**39, 2.0**40 / math.sqrt(12)),
-    ),
-    "poisson(9)": (lambda n, d: torch.poisson(torch.full((n,), 9.0, device=d)), 0, 150, 9, 3),
-}
 #: So many numbers are drawn in one situation of each device only.
 _HUGE: Final = 50_000
 
@@ -118,11 +55,40 @@ def test_RNG_007_every_way_to_draw(subject: Subject) -> None:
         max_size=5,
     )
 
-    def law(example: tuple[list[tuple[Way, int]], Situation]) -> None:
-        program, situation = example
-        run_in(subject, situation, functools.partial(_follow, subject, program, situation))
+    def law(example: tuple[list[tuple[Way, int]], Situation, Situation]) -> None:
+        program, situation, other = example
+        follow = functools.partial(_follow, subject, program, situation)
+        expected = run_in(subject, situation, follow)
+        if situation.ambient == other.ambient:
+            again = functools.partial(_again, subject, program, expected, situation, other)
+            run_in(subject, other, again)
 
-    hold(subject, st.tuples(draws, situations(subject)), law, examples=60)
+    plain = situations(subject)
+    hold(subject, st.tuples(draws, plain, plain), law, examples=60)
+
+
+#: What came after a seed, the states after that, and what came then.
+_Came = tuple[list[torch.Tensor], dict[int, torch.Tensor], list[torch.Tensor]]
+
+
+def _again(
+    subject: Subject,
+    program: list[tuple[Way, int]],
+    expected: _Came,
+    one: Situation,
+    other: Situation,
+) -> None:
+    """Elsewhere the same comes after the same seed and states."""
+    first, states, more = expected
+    subject.backend.manual_seed_all(77)
+    for wanted in (first, more):
+        for (way, index), value in zip(program, wanted, strict=True):
+            found = way.draw(subject.device(index)).cpu()
+            assert torch.equal(found, value), (
+                f"{way} on device {index} gives other numbers in {other!r} than in {one!r}"
+            )
+        for index, state in states.items():
+            subject.backend.set_rng_state(state, index)
 
 
 def test_RNG_007_own_generators(subject: Subject, index: int) -> None:
@@ -177,7 +143,7 @@ def test_RNG_004_draws_elsewhere(subject: Subject) -> None:
                 )
 
 
-def _follow(subject: Subject, program: list[tuple[Way, int]], situation: Situation) -> None:
+def _follow(subject: Subject, program: list[tuple[Way, int]], situation: Situation) -> _Came:
     backend = subject.backend
     here = f" in {situation!r}"
     host = torch.get_rng_state()
@@ -220,6 +186,7 @@ def _follow(subject: Subject, program: list[tuple[Way, int]], situation: Situati
             assert len(drawn) > 1, f"{way} on device {index} does not move the state{here}"
     if not subject.is_host:
         assert torch.equal(torch.get_rng_state(), host), f"the host's generator moved{here}"
+    return first, copies, more
 
 
 def _assert_no_block_twice(way: Way, one: torch.Tensor, two: torch.Tensor, here: str) -> None:

@@ -3,108 +3,135 @@
 
 from __future__ import annotations
 
-import math
+import dataclasses
+import functools
 import random
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Iterator
+from typing import Any, Final
 
 import torch
 
+from anydevice_conformance.chances import Trial, assert_correlated_by_chance, assert_uniform
+from anydevice_conformance.distributions import DISTRIBUTIONS
+from anydevice_conformance.distributions_of_choices import CHOICES
+from anydevice_conformance.laws import hold_each
 from anydevice_conformance.marks import needs
+from anydevice_conformance.situations import Situation, parts_of_situations, run_in
 from anydevice_conformance.subject import Subject
 
 pytestmark = needs("device_rng")
 
-Draw = Callable[[int, torch.device], torch.Tensor]
-_COUNT: Final = 100_003
-#: Shares of the numbers; below the quantile of a share lie so many, within six standard errors.
-_SHARES: Final = (0.001, 0.004, 0.02, 0.1, 0.3, 0.5, 0.7, 0.9, 0.98, 0.996, 0.999)
-#: No number of 2**23 or more comes so often among `_COUNT`.
-_OFTEN: Final = 12
-_SHARE: Final = torch.tensor(_SHARES, dtype=torch.float64)
-_NORMAL: Final = torch.special.ndtri(_SHARE)
+_ALL: Final = DISTRIBUTIONS | CHOICES
+#: So many numbers have some of the rarest: of the share 1e-5 none would come once in 1e9 times.
+_DEEP: Final = 1 << 21
+_RARE: Final = 1e-5
+#: Among so many float32 of 2**23 or more values, few come twice.
+_APART: Final = 1 << 18
 
 
-def _empty(count: int, device: torch.device) -> torch.Tensor:
-    return torch.empty(count, device=device)
+@dataclasses.dataclass(frozen=True)
+class _Case:
+    name: str
+    seed: int
+    situation: Situation
+
+    def __repr__(self) -> str:
+        return f"{self.name} number {self.seed} in {self.situation!r}"
 
 
-#: Name to a way to draw, and the quantiles of `_SHARES`.
-_CONTINUOUS: Final[dict[str, tuple[Draw, torch.Tensor]]] = {
-    "rand": (lambda n, d: torch.rand(n, device=d), _SHARE),
-    "randn": (lambda n, d: torch.randn(n, device=d), _NORMAL),
-    "uniform_(-3, 5)": (lambda n, d: _empty(n, d).uniform_(-3, 5), 8 * _SHARE - 3),
-    "normal_(-2, 0.5)": (lambda n, d: _empty(n, d).normal_(-2, 0.5), 0.5 * _NORMAL - 2),
-    "exponential_(0.25)": (lambda n, d: _empty(n, d).exponential_(0.25), -4 * (-_SHARE).log1p()),
-    "log_normal_(1, 0.5)": (
-        lambda n, d: _empty(n, d).log_normal_(1, 0.5),
-        (1 + 0.5 * _NORMAL).exp(),
-    ),
-    "cauchy_(1, 2)": (
-        lambda n, d: _empty(n, d).cauchy_(1, 2),
-        1 + 2 * (math.pi * (_SHARE - 0.5)).tan(),
-    ),
-    "randn_like": (lambda n, d: torch.randn_like(_empty(n, d)), _NORMAL),
+def _cases(subject: Subject, rounds: int) -> Iterator[_Case]:
+    dice = random.Random(subject.seed)
+    parts = parts_of_situations(subject)
+    for number in range(rounds):
+        for name in _ALL:
+            kinds = {key: dice.choice(values) for key, values in parts.items()}
+            kinds["ambient"] = dice.choice(["", kinds["ambient"]])
+            if name in CHOICES:
+                kinds["mode"] = "enable_grad"  # their gradients are looked at
+            yield _Case(name, subject.seed * 1000 + number, Situation(**kinds))
+
+
+def test_RNG_006_distributions(subject: Subject) -> None:
+    """Each way to draw obeys its parameters, in each dtype, layout and size.
+
+    Found: a bound that is left or never reached; a share that is not what bounds, mean, deviation,
+    rate or probability say; numbers that go together; or what stands around the target changed.
+    Fix: pass all parameters on to the kernel, each element's own; make numbers of as many random
+    bits as the dtype has digits; the upper bound of `rand` and `randint` is left out.
+    """
+    subject.backend.manual_seed_all(subject.seed + 12)
+    count = 4000 if subject.quick else 30_000
+
+    def law(case: _Case) -> None:
+        run_in(subject, case.situation, functools.partial(_try, subject, case, count))
+
+    hold_each(subject, _cases(subject, subject.examples(21)), law, lambda case: ())
+
+
+def _try(subject: Subject, case: _Case, count: int) -> None:
+    seed = f"{case.name} {case.seed}"
+    turns: list[torch.Tensor] = []
+    trial = None
+    for turn in range(2):  # twice the same: the second numbers know nothing of the first ones
+        trial = Trial(
+            subject,
+            subject.device(case.situation.index),
+            random.Random(seed),
+            torch.Generator().manual_seed(case.seed),
+            torch.Generator().manual_seed(7919 * (case.seed + 1) + turn + 1),
+            count,
+            [case.name],
+        )
+        try:
+            turns.append(_ALL[case.name](trial))
+        except (NotImplementedError, RuntimeError):
+            return  # it need not have all
+    first, second = turns
+    assert_uniform(torch.cat([first.flatten(), second.flatten()]), trial)
+    if first.shape == second.shape and first.numel() > 100:
+        words = f"{trial}: numbers of one draw and of the next"
+        assert_correlated_by_chance(first.flatten(), second.flatten(), words)
+
+
+Draw = Callable[[torch.device], torch.Tensor]
+_Quantiles = tuple[float, float]
+_NORMAL: Final = float(torch.special.ndtri(torch.tensor(1 - _RARE, dtype=torch.float64)))
+
+
+def _empty(device: torch.device) -> torch.Tensor:
+    return torch.empty(_DEEP, device=device)
+
+
+#: Name to a way to draw, and where its rarest small and large numbers begin.
+_DEEP_DRAWS: Final[dict[str, tuple[Callable[[torch.device], Any], _Quantiles]]] = {
+    "rand": (lambda d: torch.rand(_DEEP, device=d), (_RARE, 1 - _RARE)),
+    "randn": (lambda d: torch.randn(_DEEP, device=d), (-_NORMAL, _NORMAL)),
+    "exponential_": (lambda d: _empty(d).exponential_(), (_RARE, 11.512925)),
+    "normal_": (lambda d: _empty(d).normal_(), (-_NORMAL, _NORMAL)),
+    "uniform_": (lambda d: _empty(d).uniform_(), (_RARE, 1 - _RARE)),
 }
-#: Name to a way to draw ones with a probability.
-_ONES: Final[dict[str, Callable[[int, torch.device, float], torch.Tensor]]] = {
-    "bernoulli_": lambda n, d, p: _empty(n, d).bernoulli_(p),
-    "bernoulli": lambda n, d, p: torch.bernoulli(torch.full((n,), p, device=d)),
-    "dropout": lambda n, d, p: (
-        torch.nn.functional.dropout(torch.ones(n, device=d), 1 - p, training=True) > 0
-    ),
-    "multinomial": lambda n, d, p: torch.multinomial(
-        torch.tensor([1 - p, p]).to(d), n, replacement=True
-    ),
-}
 
 
-def test_RNG_006_quantiles(subject: Subject, index: int) -> None:
-    """Numbers lie below each quantile of their distribution as often as they should.
+def test_RNG_006_rare_numbers(subject: Subject) -> None:
+    """Among millions of numbers there are rare ones, and few are alike.
 
-    Found: too many or too few at one end or in the middle, a bound that is reached, or one number
-    that comes again and again.
+    Found: no number is as small or as large as some should be, or many are the same.
     Fix: make them of as many random bits as the dtype has digits; leave out nothing at the ends.
     """
-    subject.backend.manual_seed_all(subject.seed + 21)
-    for name, (draw, quantiles) in _CONTINUOUS.items():
+    backend = subject.backend
+    names = list(_DEEP_DRAWS)[: 3 if subject.quick else None]
+    for number, name in enumerate(names):
+        draw, (low, high) = _DEEP_DRAWS[name]
+        index = subject.indices[number % len(subject.indices)]
+        backend.manual_seed_all(subject.seed + 21)
         try:
-            found = subject.fetch(draw(_COUNT, subject.device(index))).double()
+            found = subject.fetch(draw(subject.device(index)))
         except (NotImplementedError, RuntimeError):
-            continue  # it need not have all
-        if "cauchy" not in name:
-            assert found.isfinite().all(), f"{name} gave what is not finite"
-        zeros = int((found == 0).sum())  # one of 2**24 may come by chance
-        assert zeros < 3 or "exponential" not in name, f"{name} gave 0 {zeros} times"
-        for share, quantile in zip(_SHARES, quantiles.tolist(), strict=True):
-            _assert_share(found < quantile, share, f"{name}: below {quantile:.4g}")
-        ordered = found.sort().values  # one that comes so often stands again so much later
-        often = int((ordered[_OFTEN:] == ordered[:-_OFTEN]).sum())
-        assert not often, f"{name} gave one number more than {_OFTEN} times among {_COUNT}"
-
-
-def test_RNG_006_probabilities(subject: Subject, index: int) -> None:
-    """What is drawn with a probability comes as often, also where that is close to 0 or 1.
-
-    Found: a probability that is rounded, or one of 0 or 1 that is not obeyed.
-    Fix: compare a random number of as many digits as the probability has.
-    """
-    subject.backend.manual_seed_all(subject.seed + 22)
-    dice = random.Random(subject.seed)
-    for name, draw in _ONES.items():
-        ends = [0.0, 1.0] if name != "multinomial" else []
-        for share in (*ends, 0.003, 0.997, round(dice.uniform(0.01, 0.99), 4)):
-            try:
-                found = subject.fetch(draw(_COUNT, subject.device(index), share))
-            except (NotImplementedError, RuntimeError):
-                break
-            ones = found.bool()
-            assert found.double().eq(ones.double()).all(), f"{name} gave other than 0 and 1"
-            _assert_share(ones, share, f"{name} with the probability {share}")
-
-
-def _assert_share(found: torch.Tensor, share: float, what: str) -> None:
-    count = int(found.sum())
-    allowed = 6 * math.sqrt(found.numel() * share * (1 - share)) + (0 < share < 1)
-    wanted = share * found.numel()
-    assert abs(count - wanted) <= allowed, f"{what} come {count} of {found.numel()}, not {wanted:g}"
+            continue  # it need not have all, nor room for them
+        for few, end in ((found < low, "small"), (found > high, "large")):
+            count = int(few.sum())
+            assert 0 < count < 3 * _RARE * _DEEP + 20, (
+                f"{name} gave {count} very {end} numbers of {_DEEP}, not about {_RARE * _DEEP:g}"
+            )
+        some = len(found[-_APART:].unique())
+        assert some > 0.96 * _APART, f"{name}: of {_APART} numbers only {some} differ"

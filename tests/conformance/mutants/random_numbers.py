@@ -256,3 +256,50 @@ class NormalsEndAtThree(Kernel):
     def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         drawn, mean, deviation = real(*args, **kwargs), *(*args[1:], 0.0, 1.0)[:2]
         return drawn.clamp_(mean - 3 * deviation, mean + 3 * deviation)
+
+
+@mutant("RNG-006", check="test_RNG_006_rare_numbers")
+class NormalsEndAtFour(Kernel):
+    """`normal_` makes its numbers of 12 bits: none is further than 4.08 deviations."""
+
+    operations = ("normal_",)
+
+    def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        drawn, mean, deviation = real(*args, **kwargs), *(*args[1:], 0.0, 1.0)[:2]
+        if drawn.is_complex():
+            return drawn
+        return drawn.clamp_(mean - 4.08 * deviation, mean + 4.08 * deviation)
+
+
+@mutant("RNG-006", check="test_RNG_006_distributions")
+class DeviationsAreVariances(Kernel):
+    """`torch.normal` takes a tensor of deviations for variances."""
+
+    operations = ("normal.Tensor_Tensor", "normal.float_Tensor")
+
+    def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return real(args[0], args[1].sqrt(), **kwargs)
+
+
+@mutant("RNG-003", check="test_RNG_003_forked")
+class ForksKeepTheCurrent(Fault):
+    """The device's module gives the current device's state where another one is named."""
+
+    def patches(self) -> list[Any]:
+        def current(real: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+            return lambda device=None: real(device if isinstance(device, torch.device) else None)
+
+        return [patched(self.module, "get_rng_state", current)]
+
+
+@mutant("RNG-007", check="test_RNG_007_every_way_to_draw")
+class ThreadsHaveOtherNumbers(Kernel):
+    """In a thread the numbers come the other way round: other ones than elsewhere after a seed."""
+
+    operations = ("normal_",)
+
+    def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        drawn = real(*args, **kwargs)
+        if threading.current_thread() is threading.main_thread() or drawn.dim() != 1:
+            return drawn
+        return drawn.copy_(drawn.flip(0))
