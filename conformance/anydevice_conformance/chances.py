@@ -10,14 +10,16 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
-from typing import Any, Final
+from typing import Final, TypeVar
 
 import torch
 
 from anydevice_conformance.data import short_name
 from anydevice_conformance.subject import Subject
 
-__all__ = ["FLOATS", "Trial", "assert_correlated_by_chance", "assert_uniform"]
+__all__ = ["FLOATS", "Trial", "assert_correlated_by_chance", "assert_uniform", "below_normal"]
+
+T = TypeVar("T")
 
 FLOATS: Final = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _SHARES: Final = (0.001, 0.004, 0.02, *(n / 20 for n in range(1, 20)), 0.98, 0.996, 0.999)
@@ -55,7 +57,7 @@ class Trial:
     _whole: torch.Tensor | None = None
     _mask: torch.Tensor | None = None
 
-    def one_of(self, *values: Any) -> Any:
+    def one_of(self, *values: T) -> T:
         """A choice, which is noted."""
         chosen = self.dice.choice(values)
         self.words.append(short_name(chosen) if isinstance(chosen, torch.dtype) else f"{chosen}")
@@ -145,6 +147,12 @@ class Trial:
 
     def __repr__(self) -> str:
         return " ".join(self.words)
+
+
+def below_normal(places: torch.Tensor) -> torch.Tensor:
+    """The shares of the standard normal distribution that are below places."""
+    shares: torch.Tensor = torch.special.ndtr(places)
+    return shares
 
 
 def assert_uniform(found: torch.Tensor, trial: Trial) -> None:

@@ -8,11 +8,12 @@ from typing import Any, Final
 
 import torch
 
-from anydevice_conformance.chances import FLOATS, Trial
+from anydevice_conformance.chances import FLOATS, Trial, below_normal
 
 __all__ = ["DISTRIBUTIONS", "Distribution"]
 
 Distribution = Callable[[Trial], torch.Tensor]
+special: Any = torch.special
 _WIDE: Final = (torch.float32, torch.float64)
 _INTEGERS: Final = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
@@ -60,15 +61,16 @@ def _randn(t: Trial) -> torch.Tensor:
     dtype = t.dtype(*FLOATS, torch.complex64)
     drawn = _made(t, "randn", dtype)
     if dtype.is_complex:
-        return torch.special.ndtr(t.seen(torch.view_as_real(drawn)) * math.sqrt(2))
-    return torch.special.ndtr(t.seen(drawn))
+        return below_normal(t.seen(torch.view_as_real(drawn)) * math.sqrt(2))
+    return below_normal(t.seen(drawn))
 
 
 def _normal(t: Trial) -> torch.Tensor:
     """By each of the forms of `torch.normal`, and in place."""
     dtype = t.dtype(*FLOATS)
     form = t.one_of("in place", "numbers", "tensors", "a tensor of deviations", "of means")
-    mean, deviation = t.one_of(0.0, -2.0, 3.5), t.one_of(1.0, 0.5, 7.0, 0.0)
+    mean: Any = t.one_of(0.0, -2.0, 3.5)
+    deviation: Any = t.one_of(1.0, 0.5, 7.0, 0.0)
     if form == "in place":
         x = t.seen(t.target(dtype).normal_(mean, deviation))
     elif form == "numbers":
@@ -95,7 +97,7 @@ def _normal(t: Trial) -> torch.Tensor:
         t.slack *= 4
         if form not in ("in place", "numbers"):  # 4 is 40 deviations of 0.1
             t.slack *= 4
-    return torch.special.ndtr((x - mean) / deviation)
+    return below_normal((x - mean) / deviation)
 
 
 def _exponential(t: Trial) -> torch.Tensor:
@@ -110,7 +112,7 @@ def _exponential(t: Trial) -> torch.Tensor:
 def _log_normal(t: Trial) -> torch.Tensor:
     dtype, mean, deviation = t.dtype(*_WIDE), t.one_of(0.0, 1.0, -2.0), t.one_of(0.5, 1.0)
     x = t.seen(t.target(dtype).log_normal_(mean, deviation))
-    return torch.special.ndtr((x.log() - mean) / deviation)
+    return below_normal((x.log() - mean) / deviation)
 
 
 def _cauchy(t: Trial) -> torch.Tensor:
@@ -232,9 +234,7 @@ def _poisson(t: Trial) -> torch.Tensor:
     x = t.seen(torch.poisson(t.tensor(rates, dtype)))
     assert x.eq(x.round()).all(), f"{t} gave what is no whole number"
     assert not x[rates == 0].any(), f"{t}: of a rate of 0 came more"
-    return t.between(torch.special.gammaincc(x, rates), torch.special.gammaincc(x + 1, rates))[
-        rates > 0
-    ]
+    return t.between(special.gammaincc(x, rates), special.gammaincc(x + 1, rates))[rates > 0]
 
 
 def _binomial(t: Trial) -> torch.Tensor:
@@ -261,7 +261,8 @@ def _gamma(t: Trial) -> torch.Tensor:
     dtype = t.dtype(*_WIDE)
     form = 0.2 + t.one_of(1.0, 9.0, 60.0) * t.uniform(*t.shape())
     x = t.seen(torch._standard_gamma(t.tensor(form, dtype)))
-    return torch.special.gammainc(form, x)
+    share: torch.Tensor = special.gammainc(form, x)
+    return share
 
 
 def _dirichlet(t: Trial) -> torch.Tensor:

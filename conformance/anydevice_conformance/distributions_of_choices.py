@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from anydevice_conformance.chances import FLOATS, Trial
+from anydevice_conformance.chances import FLOATS, Trial, below_normal
 from anydevice_conformance.distributions import Distribution
 
 __all__ = ["CHOICES"]
@@ -114,7 +114,7 @@ def _dropped(t: Trial, ways: dict[str, tuple[Callable[[float], Any], int]]) -> t
         scale = ((1 - share) * (1 + share * _ALPHA_VALUE**2)) ** -0.5
         shift = -scale * _ALPHA_VALUE * share
         instead = scale * _ALPHA_VALUE + shift
-    allowed = {"rtol": t.slack + 1e-5, "atol": 4 * t.slack + 1e-5}
+    allowed: Any = {"rtol": t.slack + 1e-5, "atol": 4 * t.slack + 1e-5}
     kept = slope > scale / 2 if share < 1 else torch.zeros_like(x, dtype=torch.bool)
     wanted = torch.where(kept, x * scale + shift, instead)
     assert share in (0, 1) or torch.allclose(y, wanted, **allowed), (
@@ -203,13 +203,13 @@ def _initialised(t: Trial) -> torch.Tensor:
     if kind == "trunc_normal_":
         x = t.seen(nn.init.trunc_normal_(target, 1.0, 2.0, a=-2.0, b=4.0))
         t.slack *= 4
-        ends = torch.special.ndtr(torch.tensor([-1.5, 1.5], dtype=torch.float64))
+        ends = below_normal(torch.tensor([-1.5, 1.5], dtype=torch.float64))
         assert x.min() >= -2, f"{t} gave {x.min()}"
         assert x.max() <= 4, f"{t} gave {x.max()}"
-        return (torch.special.ndtr((x - 1) / 2) - ends[0]) / (ends[1] - ends[0])
+        return (below_normal((x - 1) / 2) - ends[0]) / (ends[1] - ends[0])
     if kind == "xavier_normal_":
         deviation = math.sqrt(2 / sum(shape))
-        return torch.special.ndtr(t.seen(nn.init.xavier_normal_(target)) / deviation)
+        return below_normal(t.seen(nn.init.xavier_normal_(target)) / deviation)
     bound = math.sqrt(6 / shape[1]) if kind == "kaiming_uniform_" else 3.0
     fill = nn.init.kaiming_uniform_ if kind == "kaiming_uniform_" else _about_zero
     return (t.seen(fill(target)) / bound + 1) / 2

@@ -70,8 +70,7 @@ def test_RNG_006_distributions(subject: Subject) -> None:
 
 def _try(subject: Subject, case: _Case, count: int) -> None:
     seed = f"{case.name} {case.seed}"
-    turns: list[torch.Tensor] = []
-    trial = None
+    turns: list[tuple[Trial, torch.Tensor]] = []
     for turn in range(2):  # twice the same: the second numbers know nothing of the first ones
         trial = Trial(
             subject,
@@ -83,10 +82,10 @@ def _try(subject: Subject, case: _Case, count: int) -> None:
             [case.name],
         )
         try:
-            turns.append(_ALL[case.name](trial))
+            turns.append((trial, _ALL[case.name](trial)))
         except (NotImplementedError, RuntimeError):
             return  # it need not have all
-    first, second = turns
+    (trial, first), (_, second) = turns
     assert_uniform(torch.cat([first.flatten(), second.flatten()]), trial)
     if first.shape == second.shape and first.numel() > 100:
         words = f"{trial}: numbers of one draw and of the next"
@@ -133,5 +132,5 @@ def test_RNG_006_rare_numbers(subject: Subject) -> None:
             assert 0 < count < 3 * _RARE * _DEEP + 20, (
                 f"{name} gave {count} very {end} numbers of {_DEEP}, not about {_RARE * _DEEP:g}"
             )
-        some = len(found[-_APART:].unique())
+        some = len(set(found[-_APART:].tolist()))
         assert some > 0.96 * _APART, f"{name}: of {_APART} numbers only {some} differ"
