@@ -16,6 +16,8 @@ from typing import Any, Final
 
 import torch
 
+from anydevice_conformance.process_settings import process_settings
+
 __all__ = ["differences_in_process", "process_state"]
 
 
@@ -43,6 +45,7 @@ def process_state() -> dict[str, Any]:
         "the search path of modules": list(sys.path),
         "the limit of recursion": sys.getrecursionlimit(),
     }
+    found.update(process_settings())
     if hasattr(os, "sched_getaffinity"):
         found["the processors it may run on"] = os.sched_getaffinity(0)
         found["its priority"] = os.getpriority(os.PRIO_PROCESS, 0)
@@ -59,4 +62,4 @@ def process_state() -> dict[str, Any]:
 def differences_in_process(before: dict[str, Any]) -> list[str]:
     """The names of what is not as it was."""
     after = process_state()
-    return [name for name, value in before.items() if after.get(name) != value]
+    return [name for name, value in before.items() if after.get(name, value) != value]

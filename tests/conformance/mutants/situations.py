@@ -183,3 +183,21 @@ def _handlers_are_put_back() -> Iterator[None]:
     before = signal.getsignal(signal.SIGALRM)
     yield
     signal.signal(signal.SIGALRM, before)
+
+
+@mutant("DEV-012")
+class FlushesDenormals(Fault):
+    """`synchronize` leaves the host's processor such that denormal numbers count as zero."""
+
+    def synchronize(self, index: int) -> None:
+        super().synchronize(index)
+        torch.set_flush_denormal(True)
+
+    def patches(self) -> list[Any]:
+        return [_denormals_are_put_back()]
+
+
+@contextlib.contextmanager
+def _denormals_are_put_back() -> Iterator[None]:
+    yield
+    torch.set_flush_denormal(False)
