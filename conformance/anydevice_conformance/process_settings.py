@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import decimal
 import faulthandler
-import gc
 import locale
 import logging
 import multiprocessing
@@ -27,7 +26,6 @@ def process_settings() -> dict[str, Any]:
     found: dict[str, Any] = {
         "whether the host computes with denormal numbers": (_TINY * 1).item() != 0.0,
         "the hooks for each call and line": (sys.gettrace(), sys.getprofile()),
-        "the callbacks of the garbage collector": list(gc.callbacks),
         "the locale": locale.setlocale(locale.LC_ALL),
         "the logging that is off": logging.root.manager.disable,
         "the timeout of sockets": socket.getdefaulttimeout(),
