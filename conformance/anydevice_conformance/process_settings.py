@@ -34,7 +34,7 @@ def process_settings() -> dict[str, Any]:
         "how processes are started": multiprocessing.get_start_method(allow_none=True),
         "whether a crash shows its stacks": faulthandler.is_enabled(),
         "how libraries are loaded": _flags_of_loading(),
-        "how torch shares tensors": torch.multiprocessing.get_sharing_strategy(),
+        "how torch shares tensors": _sharing(),
         "whether torch warns each time": torch.is_warn_always_enabled(),
         "torch's function modes": torch._C._len_torch_function_stack(),
         "torch's dispatch modes": torch._C._len_torch_dispatch_stack(),
@@ -62,8 +62,13 @@ def _flags_of_loading() -> int | None:
     return sys.getdlopenflags() if hasattr(sys, "getdlopenflags") else None
 
 
+def _sharing() -> str:
+    multiprocessing_of_torch: Any = torch.multiprocessing
+    return str(multiprocessing_of_torch.get_sharing_strategy())
+
+
 def _attention() -> tuple[bool, ...]:
-    flags = torch.backends.cuda
+    flags: Any = torch.backends.cuda
     return flags.flash_sdp_enabled(), flags.mem_efficient_sdp_enabled(), flags.math_sdp_enabled()
 
 
