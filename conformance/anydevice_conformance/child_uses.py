@@ -10,7 +10,15 @@ import traceback
 from collections.abc import Callable
 from typing import Any, Final
 
-__all__ = ["backend_of", "count_at_once", "first_use", "first_use_in_fork", "use_in_fork"]
+__all__ = [
+    "MEMBERS",
+    "answer",
+    "backend_of",
+    "count_at_once",
+    "first_use",
+    "first_use_in_fork",
+    "use_in_fork",
+]
 
 
 def backend_of(device_type: str) -> Any:
@@ -129,10 +137,10 @@ def first_use(device_type: str) -> dict[str, Any]:
     told: dict[tuple[str, int], Any] = {}
 
     def use(number: int) -> None:
-        for name, ask in _FIRST:
+        for name, ask in MEMBERS.items():
             together.wait(60)
             try:
-                told[name, number] = _answer(ask, device_type, number)
+                told[name, number] = answer(ask, device_type, number)
             except Exception as error:  # noqa: BLE001 - reported
                 faults.append(f"thread {number}, {name}: {type(error).__name__}: {error}")
 
@@ -142,13 +150,14 @@ def first_use(device_type: str) -> dict[str, Any]:
     for thread in threads:
         thread.join()
     for (name, number), found in [] if faults else told.items():
-        again = _answer(dict(_FIRST)[name], device_type, number)
+        again = answer(MEMBERS[name], device_type, number)
         if again != found:
             faults.append(f"thread {number} was told {found!r} by {name}, and later {again!r}")
     return {"faults": faults}
 
 
-def _answer(ask: Callable[[Any, int, int], Any], device_type: str, number: int) -> Any:
+def answer(ask: Callable[[Any, int, int], Any], device_type: str, number: int) -> Any:
+    """What a member says when the thread, or the device, of this number asks."""
     from anydevice import registry
 
     backend = registry.get_backend(device_type)
@@ -198,19 +207,26 @@ def _generator(backend: Any, index: int, number: int) -> Any:
 
 
 _THREADS: Final = 8
+_DECLARED: Final = (
+    *("device_type", "priority", "kind", "collective_backend", "visible_devices_env"),
+    *("torch_package", "interface_version", "out_of_memory_words"),
+)
 #: Each member by name, and how it is asked: of a backend, an index, and a thread's number.
-_FIRST: Final[list[tuple[str, Callable[[Any, int, int], Any]]]] = [
-    ("device_count", lambda backend, index, number: [backend.is_available(), index]),
-    ("capabilities", lambda backend, index, number: vars(backend.capabilities)),
-    ("device_name", lambda backend, index, number: backend.device_name(index)),
-    ("supports_dtype", _dtypes),
-    ("memory_info", lambda backend, index, number: backend.memory_info(index).total),
-    ("autocast_dtypes", lambda backend, index, number: sorted(map(str, backend.autocast_dtypes()))),
-    ("numa_node", lambda backend, index, number: backend.numa_node(index)),
-    ("driver_version", lambda backend, index, number: backend.driver_version()),
-    ("rng_state", _generator),
-    ("pin_memory", _pins),
-    ("move", _moves),
-    ("streams", _streams),
-    ("synchronize", lambda backend, index, number: backend.synchronize(index)),
-]
+MEMBERS: Final[dict[str, Callable[[Any, int, int], Any]]] = {
+    "device_count": lambda backend, index, number: [backend.is_available(), index],
+    "capabilities": lambda backend, index, number: vars(backend.capabilities),
+    "what is declared": lambda backend, index, number: [getattr(backend, n) for n in _DECLARED],
+    "device_name": lambda backend, index, number: backend.device_name(index),
+    "local_device": lambda backend, index, number: backend.local_device(index),
+    "supports_dtype": _dtypes,
+    "memory_info": lambda backend, index, number: backend.memory_info(index).total,
+    "autocast_dtypes": lambda backend, index, number: sorted(map(str, backend.autocast_dtypes())),
+    "numa_node": lambda backend, index, number: backend.numa_node(index),
+    "driver_version": lambda backend, index, number: backend.driver_version(),
+    "is_out_of_memory": lambda backend, index, number: backend.is_out_of_memory(ValueError()),
+    "rng_state": _generator,
+    "pin_memory": _pins,
+    "move": _moves,
+    "streams": _streams,
+    "synchronize": lambda backend, index, number: backend.synchronize(index),
+}

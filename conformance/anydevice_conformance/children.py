@@ -179,6 +179,13 @@ def _what_started(backend: Any) -> str:
     return ""
 
 
+def live(device_type: str) -> dict[str, Any]:
+    """Use the device while things happen to this process; see `life.live`."""
+    from anydevice_conformance.life import live as whole_life
+
+    return whole_life(device_type)
+
+
 def hold(device_type: str, index: int) -> dict[str, Any]:
     """Hold as many bytes of a device as each line that comes in says."""
     import torch
@@ -225,6 +232,7 @@ _TASKS: Final[dict[str, Callable[..., dict[str, Any]]]] = {
         fork_after_count,
         fork_after_discovery,
         first_use,
+        live,
         hold,
         collective,
         miss_collective,

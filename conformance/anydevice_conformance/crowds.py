@@ -216,6 +216,9 @@ def _check_gone(
         passing.zero_()  # on a device it is queued after the copy
         del passing
     others = [torch.zeros(count, device=here) for _ in range(3)]
+    if source is not None and subject.capabilities.streams:  # what follows the copy is done
+        backend = subject.backend
+        backend.synchronize_event(backend.record_event(backend.current_stream(source)))
     if target is None:
         subject.backend.synchronize(source or 0)
     for factor, found in enumerate(moved, start=1):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+from collections.abc import Callable
 from typing import Final
 
 import torch
@@ -12,7 +13,7 @@ from anydevice_conformance.data import same_bits
 from anydevice_conformance.lacking import Lacking
 from anydevice_conformance.members import still_probes
 from anydevice_conformance.outcomes import not_claimed
-from anydevice_conformance.situations import restored, side_stream
+from anydevice_conformance.situations import Situation, restored, run_in, side_stream
 from anydevice_conformance.subject import Subject
 
 __all__ = ["QUICKLY", "check_full", "check_neighbour"]
@@ -20,6 +21,8 @@ __all__ = ["QUICKLY", "check_full", "check_neighbour"]
 #: A device of at most so many bytes is filled with ``--quick``, too.
 QUICKLY: Final = 128 << 20
 
+#: The most bytes that are asked for again once it was full.
+_MOST: Final = 1 << 30
 #: Pieces of what is free at first; they are halved down to the smallest when none is left.
 _PIECES: Final = 64
 _SMALLEST: Final = 256
@@ -47,9 +50,11 @@ def check_full(subject: Subject, index: int) -> None:
     if error is not None:
         _assert_all_else(subject, index, held, error)
         lacking.assert_recognised()
-    error = None
+    error, full = None, error is not None
     held.clear()
     gc.collect()
+    if full:
+        _assert_had_again(subject, index)
     if not subject.quick:
         lacking.assert_works(f"OOM-004: device {index} was full and has room again")
     subject.backend.empty_cache(index)
@@ -148,9 +153,40 @@ def _assert_all_else(
         )
 
 
+def _assert_had_again(subject: Subject, index: int) -> None:
+    """What was let go of is there again: by each way to ask for it, on each stream."""
+    size = min(subject.room(index) // 4 * 3, _MOST)
+    wide = torch.ones(1, dtype=torch.uint8).expand(size)
+    device, far = subject.device(index), [i for i in subject.indices if i != index][-1:]
+    ways: dict[str, Callable[[], torch.Tensor]] = {
+        "a non-blocking move": lambda: subject.put(wide, index, non_blocking=True),
+        "torch.empty": lambda: torch.empty(size, dtype=torch.uint8, device=device).fill_(1),
+        "a move": lambda: subject.put(wide, index),
+    }
+    if far and subject.strided:
+        there = wide[:1].to(subject.device(far[0])).expand(size)
+        ways[f"a move from device {far[0]}"] = lambda: subject.put(there, index)
+    sides = (True, False) if subject.capabilities.streams else (False,)
+    for number, (name, ask) in enumerate(ways.items()):
+        for side in sides if number % 2 == 0 or not subject.quick else sides[:1]:
+            situation = Situation(index, subject.indices[0], side, thread=bool(number % 2))
+            with restored(subject):
+                try:
+                    last = run_in(subject, situation, lambda: int(ask()[-1]))  # noqa: B023
+                except Exception as fault:
+                    raise AssertionError(
+                        f"MEM-003, MEM-009: device {index} was full and all was let go of: {name} "
+                        f"of {size} bytes: {type(fault).__name__}: {fault!s:.200}; {situation!r}"
+                    ) from fault
+            assert last == 1, f"MOV-001: {name} of {size} bytes: its last byte is {last}"
+
+
 def _members(subject: Subject, index: int) -> None:
     """Members that take no memory of the device, once they have been called."""
     backend, claims = subject.backend, subject.capabilities
+    for member in (backend.memory_info, backend.memory_allocated, backend.peak_memory_allocated):
+        with contextlib.suppress(NotImplementedError):
+            assert member(index) == member(index), f"{member.__name__} differs from call to call"
     if claims.streams:
         current, side = backend.current_stream(index), side_stream(subject, index)
         for stream, then in ((side, current), (current, side)):

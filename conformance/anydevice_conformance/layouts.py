@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import torch
 
-__all__ = ["LAYOUTS", "is_dense"]
+__all__ = ["LAYOUTS", "is_dense", "overlaps"]
 
 Build = Callable[[tuple[int, ...]], "tuple[int, Callable[[torch.Tensor], torch.Tensor]] | None"]
 
@@ -124,3 +124,16 @@ def is_dense(tensor: torch.Tensor) -> bool:
             return False
         expected *= size
     return True
+
+
+def overlaps(tensor: torch.Tensor) -> bool:
+    """Whether elements of it are one place in memory, as far as its strides show."""
+    if not tensor.numel():
+        return False
+    reach = 0
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride <= reach:
+                return True
+            reach += (size - 1) * stride
+    return False

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from anydevice_conformance.data import same_bits
-from anydevice_conformance.layouts import is_dense
+from anydevice_conformance.layouts import is_dense, overlaps
 from anydevice_conformance.moves import Move, make_source
 from anydevice_conformance.situations import restored, run_in, state, surroundings
 from anydevice_conformance.subject import Subject
@@ -137,6 +137,10 @@ def _assert_form(subject: Subject, move: Move, source: torch.Tensor, moved: torc
     if source.numel() and is_dense(source) and subject.strided:
         assert moved.stride() == source.stride(), (
             f"MOV-007: strides {source.stride()} became {moved.stride()}"
+        )
+    if subject.strided:
+        assert not overlaps(moved), (
+            f"MOV-025: elements of the result share their memory, strides {moved.stride()}"
         )
     assert moved.is_inference() == torch.is_inference_mode_enabled(), (
         f"MOV-024: is_inference() is {moved.is_inference()}, where the mode is "

@@ -29,7 +29,7 @@ def process_state() -> dict[str, Any]:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     found: dict[str, Any] = {
         "the environment variables": environment,
-        "the working directory": os.getcwd(),
+        "the working directory": _folder(),
         "the handlers of signals": [signal.getsignal(one) for one in _SIGNALS],
         "the level of the root logger": logging.getLogger().level,
         "the output": (sys.stdout, sys.stderr),
@@ -57,6 +57,14 @@ def process_state() -> dict[str, Any]:
         state = numpy.random.get_state()
         found["numpy's random numbers"] = (state[0], state[1].tobytes(), *state[2:])
     return found
+
+
+def _folder() -> str | None:
+    """Where the process works; None where that was removed."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return None
 
 
 def differences_in_process(before: dict[str, Any]) -> list[str]:

@@ -17,9 +17,10 @@ from torch import nn
 from anydevice_conformance.covering import covering_situations
 from anydevice_conformance.crowds import check_all
 from anydevice_conformance.data import DTYPES, same_bits, short_name
+from anydevice_conformance.forms import check_forms
 from anydevice_conformance.gradients import check_gradients
 from anydevice_conformance.ladders import check_sizes, random_bytes
-from anydevice_conformance.layouts import LAYOUTS, is_dense
+from anydevice_conformance.layouts import LAYOUTS, is_dense, overlaps
 from anydevice_conformance.moves import KINDS, Place, Tagged, dtypes_of, place_name
 from anydevice_conformance.moving import flags_of, read
 from anydevice_conformance.situations import Situation, restored, run_in, state, surroundings
@@ -83,6 +84,7 @@ def sweep(subject: Subject, between: bool) -> None:
         check_gradients(subject, source, target)
         check_all(subject, source, target)
         check_sizes(subject, source, target, turn)
+        check_forms(subject, source, target, turn)
 
 
 class _RefusedError(Exception):
@@ -289,6 +291,7 @@ def _assert_right(
     assert moved.stride() == source.stride() or not is_dense(source), (
         f"MOV-007: strides {source.stride()} became {moved.stride()}: {words}"
     )
+    assert not overlaps(moved), f"MOV-025: elements of the result share their memory: {words}"
     taken = moved.untyped_storage().nbytes()
     assert taken <= expected.numel() * expected.itemsize + _SLACK, (
         f"MOV-008: the result takes {taken} bytes: {words}"

@@ -51,6 +51,21 @@ def test_DEV_015_first_use_by_threads(subject: Subject) -> None:
     )
 
 
+def test_DEV_012_whatever_happens_to_the_process(subject: Subject) -> None:
+    """Each member answers as at first, whatever happens to its process, up to its end.
+
+    Found: in a process without a home directory, standard input or working directory, once
+    torch.distributed has started, variables were changed, a child was forked, or a call was wrong,
+    a member answers otherwise.
+    Fix: look at the environment once; lay down files only if that can be done; keep no state that a
+    failed call can spoil.
+    """
+    found = children.ask("live", subject.type)
+    assert found["faults"] == [], (
+        f"{len(found['faults'])} answers became others: {found['faults'][0]}"
+    )
+
+
 def _after_count(subject: Subject) -> dict[str, Any]:
     """What a child says that counted, and then forked; asked once a subject."""
     if not hasattr(os, "fork"):

@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import gc
 import os
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
 from unittest import mock
 
@@ -23,6 +23,8 @@ from anydevice_conformance.threads import in_thread
 
 #: So many threads use the device one after the other.
 _THREADS = 6
+#: Elements of a thread's own tensor.
+_OWN = 4096
 
 
 def test_PRO_001_set_device(subject: Subject) -> None:
@@ -203,3 +205,52 @@ def test_PRO_005_threads(subject: Subject, index: int) -> None:
         held.append(subject.allocated(index))
     grown = held[-1] - held[1]  # the first ones may start what is kept for all
     assert grown <= 0, f"{_THREADS - 2} threads that ended left {grown} bytes of tensors"
+    for name, last in _last_calls(subject, index).items():
+        before = 0
+        for _ in range(3):
+            in_thread(lambda: _use_and(subject, index, last))  # noqa: B023 - called at once
+            gc.collect()
+            subject.synchronize_all()
+            now = sum(subject.allocated(i) for i in subject.indices)
+            grown, before = now - before, now
+        assert grown <= 0, f"a thread whose last call was {name} left {grown} bytes of tensors"
+
+
+def _last_calls(subject: Subject, index: int) -> dict[str, Callable[[torch.Tensor], object]]:
+    """What may be the last that a thread does with a tensor of its own on the device."""
+    backend, other = subject.backend, subject.indices[subject.indices.index(index) - 1]
+    host = torch.ones(_OWN)
+    found: dict[str, Callable[[torch.Tensor], object]] = {
+        "a move to the device": lambda t: subject.put(host, index),
+        "a non-blocking move to the device": lambda t: subject.put(host, index, non_blocking=True),
+        "a move to the host": subject.fetch,
+        "a non-blocking move to the host": lambda t: subject.fetch(t, non_blocking=True),
+        "a move of a turned tensor to the host": lambda t: subject.fetch(t.view(4, -1).t()),
+        "a move to where it is": lambda t: subject.put(t, index),
+        "a move to another device": lambda t: subject.put(t, other),
+        "a non-blocking move to another device": lambda t: subject.put(t, other, non_blocking=True),
+        "memory_info": lambda t: backend.memory_info(index),
+        "empty_cache": lambda t: backend.empty_cache(index),
+    }
+    if subject.capabilities.streams:
+
+        def on_a_stream(tensor: torch.Tensor) -> None:
+            with backend.use_stream(backend.new_stream(index)) as stream:
+                subject.fetch(tensor * 2, non_blocking=True)
+                backend.record_event(stream)
+
+        found["work on a stream of its own"] = on_a_stream
+    if subject.capabilities.pinned_memory:
+        found["a move of a pinned tensor"] = lambda t: subject.put(
+            backend.pin_memory(host), index, non_blocking=True
+        )
+    if subject.capabilities.device_rng:
+        found["rng_state"] = lambda t: backend.rng_state(index)
+    return found
+
+
+def _use_and(subject: Subject, index: int, last: Callable[[torch.Tensor], object]) -> None:
+    """Use a tensor of the device, and end with a last call."""
+    tensor = torch.ones(_OWN, device=subject.device(index))
+    with contextlib.suppress(NotImplementedError):
+        last(tensor)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -140,3 +140,29 @@ class UseElsewhereKeepsMemory(Fault):
                 lambda real: lambda t, stream: record(t, stream, real),
             )
         ]
+
+
+@mutant("MOV-026", check="test_MOV_026_every_combination_between_devices")
+class TheSourceGoesOn(Fault):
+    """Between devices the copy has streams of its own, and the source's does not wait for them."""
+
+    _own: ClassVar[dict[int, torch.Stream]] = {}
+
+    def move(
+        self, tensor: torch.Tensor, device: torch.device, *, non_blocking: bool = False
+    ) -> torch.Tensor:
+        if "cpu" in (tensor.device.type, device.type) or tensor.device.index == (device.index or 0):
+            return super().move(tensor, device, non_blocking=non_blocking)
+        here, there = tensor.device.index, device.index or 0
+        for index in (here, there):
+            self._own.setdefault(index, torch.Stream(self.device(index)))
+        source, target = self._own[here], self._own[there]
+        source.wait_stream(self.current_stream(here))
+        for earlier in (self.current_stream(here), self.current_stream(there)):
+            target.wait_stream(earlier)
+        with self.use_stream(source), self.use_stream(target):
+            moved = super().move(tensor, device, non_blocking=non_blocking)
+        tensor.record_stream(source)
+        moved.record_stream(self.current_stream(there))
+        self.current_stream(there).wait_stream(target)
+        return moved

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from anydevice.backend import MemoryInfo
 from mutants.gallery import Fault, mutant
 from mutants.kernels import Kernel
 from mutants.moving import Move, is_from_host, is_to_host
@@ -105,4 +106,30 @@ class BareIsCurrent(Fault):
     ) -> torch.Tensor:
         if is_from_host(tensor, device) and device.index is None:
             device = torch.device(device.type, self.module.current_device())
+        return super().move(tensor, device, non_blocking=non_blocking)
+
+
+@mutant("MEM-015")
+class MeasuringTakesMemory(Fault):
+    """To measure a device a little of its memory is needed: on a full one it raises."""
+
+    def memory_info(self, index: int) -> MemoryInfo:
+        found = super().memory_info(index)
+        if found.free < 512:
+            raise RuntimeError("out of resources")
+        return found
+
+
+@mutant("MEM-015")
+class SideStreamsFindNoRoom(Fault):
+    """What is cached for the default stream is not given back for a move on another one."""
+
+    def move(
+        self, tensor: torch.Tensor, device: torch.device, *, non_blocking: bool = False
+    ) -> torch.Tensor:
+        index, size = device.index or 0, tensor.numel() * tensor.itemsize
+        if tensor.device.type == "cpu" and device.type != "cpu":
+            aside = self.module.current_stream(index).stream_id != 0
+            if aside and size > self.module.mem_get_info(index)[0]:
+                raise torch.OutOfMemoryError(f"no room for {size} bytes")
         return super().move(tensor, device, non_blocking=non_blocking)

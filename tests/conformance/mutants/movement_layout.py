@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from mutants.gallery import mutant
-from mutants.moving import MaybeMoved, Move
+from mutants.moving import MaybeMoved, Move, is_to_host
 
 
 def _is_mapped(tensor: torch.Tensor) -> bool:
@@ -126,3 +126,33 @@ class ReadsMappedFromTheStart(Move):
         if _is_mapped(tensor):
             return torch.as_strided(tensor, tensor.shape, tensor.stride(), 0)
         return tensor
+
+
+@mutant("MOV-007", check="test_MOV_025_every_combination")
+class OneImageLosesItsFormat(Move):
+    """A batch of one image comes home contiguous: one of its sizes is 1, as are two strides."""
+
+    def before(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+        one = tensor.dim() == 4 and tensor.shape[0] == 1 and is_to_host(tensor, device)
+        return tensor.contiguous() if one else tensor
+
+
+@mutant("MOV-008", check="test_MOV_025_every_combination")
+class WidthsIn16Bits(Move):
+    """Rows of a wide matrix's columns are copied as far as their width modulo 65,536 goes."""
+
+    def after(self, moved: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        width = source.shape[-1] * source.itemsize if source.dim() == 2 else 0
+        if width > 65_536 and not source.is_contiguous() and source.stride(1) == 1:
+            moved.detach()[:, width % 65_536 // source.itemsize :] = 0
+        return moved
+
+
+@mutant("MOV-025", check="test_MOV_025_every_combination")
+class ExpandedStaysExpanded(Move):
+    """A row that is expanded is copied once, and expanded again on the device."""
+
+    def instead(self, tensor: torch.Tensor, device: torch.device, non_blocking: bool) -> MaybeMoved:
+        if tensor.dim() != 2 or tensor.stride(0) or len(tensor) < 2 or tensor.requires_grad:
+            return None
+        return self.rightly(tensor[:1], device, non_blocking).expand(tensor.shape)

@@ -128,3 +128,20 @@ class WorkspaceOfAThread(Fault):
 
 
 _workspaces: list[torch.Tensor] = []
+
+
+@mutant("PRO-005")
+class LastCopyOfAThread(Fault):
+    """Each thread keeps what it moved last until its next move, and for ever where none comes."""
+
+    def move(self, tensor: torch.Tensor, device: torch.device, **options: Any) -> torch.Tensor:
+        if threading.current_thread() is not threading.main_thread() and tensor.numel() > 2000:
+            if not hasattr(_last, "copy"):
+                _last.copy = []
+                _copies.append(_last.copy)
+            _last.copy[:] = [tensor.detach()]
+        return super().move(tensor, device, **options)
+
+
+_last: Any = threading.local()
+_copies: list[list[torch.Tensor]] = []

@@ -201,3 +201,22 @@ class FlushesDenormals(Fault):
 def _denormals_are_put_back() -> Iterator[None]:
     yield
     torch.set_flush_denormal(False)
+
+
+@mutant("DEV-012", check="test_DEV_012_whatever_happens_to_the_process")
+class NeedsAHome(Fault):
+    """Whoever asks for devices writes a log in the home directory, which a service has not."""
+
+    def is_available(self) -> bool:
+        return bool(os.environ["HOME"]) and super().is_available()
+
+
+@mutant("DEV-012", check="test_DEV_012_whatever_happens_to_the_process")
+class CountsByTheVariableOfNow(Fault):
+    """The variable that hides devices is read at each call."""
+
+    visible_devices_env = "SIM_VISIBLE_DEVICES"
+
+    def device_count(self) -> int:
+        shown = os.environ.get(self.visible_devices_env, "")
+        return min(super().device_count(), len(shown.split(",")) if shown else 99)
