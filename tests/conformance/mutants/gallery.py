@@ -73,6 +73,7 @@ class Mutant:
         name: of its class.
         paragraph: the id of the paragraph that it breaks.
         check: the one check that must catch it; None for any of its paragraph.
+        operators: of the trials of operators only those are made that have this in their names.
         fault: the class.
         base: the device type whose right backend is broken.
         flag: whether it is caught by a flag, not by a failure.
@@ -88,6 +89,7 @@ class Mutant:
     big: bool = False
     crash: bool = False
     check: str | None = None
+    operators: str | None = None
 
     @property
     def story(self) -> str:
@@ -103,6 +105,7 @@ def mutant(
     big: bool = False,
     crash: bool = False,
     check: str | None = None,
+    operators: str | None = None,
 ) -> Callable[[type[Fault]], type[Fault]]:
     """Add a fault to the gallery."""
 
@@ -110,7 +113,7 @@ def mutant(
         name = fault.__name__
         if name in _found:
             raise ValueError(f"two mutants are named {name}")
-        _found[name] = Mutant(name, paragraph, fault, base, flag, big, crash, check)
+        _found[name] = Mutant(name, paragraph, fault, base, flag, big, crash, check, operators)
         return fault
 
     return add

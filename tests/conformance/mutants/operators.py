@@ -78,7 +78,7 @@ class BiasIsForgottenNowAndThen(Kernel):
         return real(bias, *others, **kwargs)
 
 
-@mutant("DTY-019")
+@mutant("DTY-019", operators="flip")
 class RefusesViews(Kernel):
     """`flip` and `roll` raise for what is not contiguous."""
 
@@ -90,7 +90,7 @@ class RefusesViews(Kernel):
         return real(*args, **kwargs)
 
 
-@mutant("DTY-019")
+@mutant("DTY-019", operators="exp")
 class RefusesLargeOnes(Kernel):
     """`sigmoid` and `exp` raise for more than 4096 elements."""
 
@@ -102,7 +102,7 @@ class RefusesLargeOnes(Kernel):
         return real(*args, **kwargs)
 
 
-@mutant("DTY-019")
+@mutant("DTY-019", operators="group_norm")
 class FrozenInputGivesSums(Kernel):
     """`group_norm`'s weight has a wrong gradient where the input needs none."""
 
@@ -115,7 +115,7 @@ class FrozenInputGivesSums(Kernel):
         return tuple(found)
 
 
-@mutant("DTY-019")
+@mutant("DTY-019", operators="tanh")
 class IncomingGradientIsDense(Kernel):
     """The backward of `tanh` takes the gradient that comes in as if it were dense."""
 
@@ -160,7 +160,7 @@ class MaximumWithoutNan(Kernel):
         return real(torch.where(one.isnan(), other, one), torch.where(other.isnan(), one, other))
 
 
-@mutant("DTY-019")
+@mutant("DTY-019", operators="gelu")
 class GeluByTanh(Kernel):
     """`gelu` is computed by `tanh`, whether that is asked for or not."""
 
@@ -170,7 +170,7 @@ class GeluByTanh(Kernel):
         return real(args[0], approximate="tanh")
 
 
-@mutant("DTY-019")
+@mutant("DTY-019", operators="index_select")
 class AnswersFromBefore(Kernel):
     """`index_select` finds its last result again by the table's address and version."""
 
@@ -226,7 +226,7 @@ class CountsInFloat32(Kernel):
         return found.float().to(found.dtype) if small and args[0].numel() > 1 << 24 else found
 
 
-@mutant("DTY-019")
+@mutant("DTY-019", operators="pad of long samples")
 class LongReflectionHasNoTail(Kernel):
     """The gradient of a reflected pad is lost beyond the 65536th sample."""
 
@@ -238,7 +238,7 @@ class LongReflectionHasNoTail(Kernel):
         return found
 
 
-@mutant("DTY-019")
+@mutant("DTY-019", operators="moments")
 class CorrectionIsABool(Kernel):
     """A variance is corrected by one, or not at all, whatever number is asked for."""
 
@@ -251,7 +251,7 @@ class CorrectionIsABool(Kernel):
         )
 
 
-@mutant("DTY-019")
+@mutant("DTY-019", operators="without input")
 class NothingIsMultipliedByNaN(Kernel):
     """With beta=0 what is added is multiplied by zero, so that NaN in it stays."""
 
@@ -262,7 +262,7 @@ class NothingIsMultipliedByNaN(Kernel):
         return found + args[0] * 0 if kwargs.get("beta", 1) == 0 else found
 
 
-@mutant("DTY-019")
+@mutant("DTY-019", operators="masked_fill")
 class FillsInMemoryOrderWithoutGradients(Kernel):
     """In inference mode a transposed tensor is masked in the order of its memory."""
 

@@ -111,7 +111,12 @@ def _gallery(args: argparse.Namespace) -> list[Outcome]:
     for base, big in sorted({(m.base, m.big) for m in mutants}):
         mine = [m for m in mutants if (m.base, m.big) == (base, big)]
         trials = [
-            Trial(m.name, checks_of(m.paragraph, m.check), examples=_FEW.get(m.paragraph))
+            Trial(
+                m.name,
+                checks_of(m.paragraph, m.check),
+                examples=_FEW.get(m.paragraph),
+                operators=m.operators,
+            )
             for m in mine
         ]
         options = BIG_MACHINE if big else MACHINE

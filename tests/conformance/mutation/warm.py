@@ -67,6 +67,7 @@ class Trial:
         first: stop at the first failure.
         examples: how many of each law are tried; None for its ordinary number.
         seconds: after which it is taken to hang.
+        operators: of the usual operators only those are tried that have this in their names.
     """
 
     mutant: str | None
@@ -74,6 +75,7 @@ class Trial:
     first: bool = True
     examples: int | None = None
     seconds: float = 120.0
+    operators: str | None = None
 
 
 @dataclasses.dataclass
@@ -166,6 +168,8 @@ class _Loop:
                 if trial.mutant is not None:
                     stack.enter_context(installed(trial.mutant))
                 stack.enter_context(mock.patch.object(children, "start", forked.start))
+                if trial.operators is not None:
+                    stack.enter_context(_only(trial.operators, items))
                 self._run(items, trial, pipe)
                 os.write(pipe, b'{"event": "finish"}\n')
                 os._exit(0)
@@ -203,6 +207,18 @@ class _Loop:
             last = self._session.journal.events[-1]
             if trial.first and last.get("status") in ("failed", "error"):
                 return
+
+
+def _only(words: str, items: list[pytest.Item]) -> contextlib.AbstractContextManager[Any]:
+    """Have the check of the usual operators make these trials only, as it makes them among all."""
+    (check,) = [i for i in items if check_name(i) == "test_DTY_019_usual_operators"]
+    module = check.module  # type: ignore[attr-defined]
+    every = module.usual_trials
+
+    def some(subject: Subject, rounds: int) -> Iterator[Any]:
+        return (trial for trial in every(subject, rounds) if words in trial.name)
+
+    return mock.patch.object(module, "usual_trials", some)
 
 
 class _Piped(Journal):
