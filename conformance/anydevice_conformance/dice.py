@@ -14,10 +14,14 @@ class Dice:
 
     Attributes:
         special: whether infinities, NaN and the like may be among them.
+        dtypes: that arguments may have beside the first one's.
     """
 
-    def __init__(self, seed: int, special: bool = False) -> None:
+    def __init__(
+        self, seed: int, special: bool = False, dtypes: tuple[torch.dtype, ...] = ()
+    ) -> None:
         self.special = special
+        self.dtypes = dtypes
         self.generator = torch.Generator().manual_seed(seed)
 
     def among(self, *values: Any) -> Any:

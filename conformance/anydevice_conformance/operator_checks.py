@@ -48,13 +48,14 @@ class Operators:
             found, plain = run_in(subject, trial.situation, lambda: self._results(trial))
             for way, given in found.items():
                 result, wanted = aligned(given, plain[way])
-                if are_equal(result, wanted):
+                digits = "" if way == "gradient" else getattr(trial.description, "digits", "")
+                if are_equal(result, wanted, digits):
                     continue
                 again = run_in(subject, trial.situation, partial(_again, trial, way))
-                if not are_equal(again, plain[way]):
+                if not are_equal(again, plain[way], digits):
                     continue  # of the host itself, which leaves something unwritten
                 wide = run_in(subject, trial.situation, partial(_in_double, trial, way))
-                assert_alike(trial.name, way, result, wanted, wide)
+                assert_alike(trial.name, way, result, wanted, wide, digits)
 
     def _results(self, trial: Trial) -> tuple[dict[str, Any], dict[str, Any]]:
         """The device's and the host's by way.

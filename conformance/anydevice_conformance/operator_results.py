@@ -3,75 +3,57 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import Any, Final
 
 import torch
 
 from anydevice_conformance.data import same_bits
 from anydevice_conformance.operator_calls import leaves
+from anydevice_conformance.operator_digits import EACH, OF_LARGEST, allowed_of
 
 __all__ = ["are_equal", "assert_alike"]
 
-#: What rounding may make of a result, in proportion to the largest one beside it: a few units in
-#: the last place. Of functions some devices have float32's digits in float64.
-_ALLOWED: Final = {
-    torch.float64: 5e-5,
-    torch.complex128: 5e-5,
-    torch.float32: 5e-5,
-    torch.complex64: 5e-5,
-    torch.float16: 8e-3,
-    torch.complex32: 8e-3,
-    torch.bfloat16: 5e-2,
-}
-#: Of products, which some devices compute with 10 bits of mantissa in float32.
-_OF_PRODUCTS: Final = {
-    torch.float64: 1e-8,
-    torch.complex128: 1e-8,
-    torch.float32: 8e-3,
-    torch.complex64: 8e-3,
-    torch.float16: 2e-2,
-    torch.complex32: 2e-2,
-    torch.bfloat16: 1e-1,
-}
-_PRODUCTS: Final = re.compile(
-    r"mm|mv|dot|addr|outer|inner|kron|linear|conv|attention|einsum|cdist|lstm|gru|rnn|linalg|cov$"
-    r"|corrcoef|cholesky|solve|inverse|eigen|singular|chain|fft|stft|matrix|vander|pinv|renorm"
-)
-#: Products with functions among them.
-_WITH: Final = re.compile("attention|fft|lstm|gru|rnn")
-#: Of which some devices have few digits, in every dtype.
-_FEW_DIGITS: Final = re.compile(r"a(sin|cos|tan)h?\d?$|arc|digamma|lgamma|erfinv|logit|tan$")
-#: Where places between elements are computed, and hence weights.
-_BETWEEN: Final = re.compile(
-    "resize|interpolate|upsample|enlarged|grid|bicubic|quantile|range|space"
-)
 _PARTS: Final = {
     torch.complex32: torch.float16,
     torch.complex64: torch.float32,
     torch.complex128: torch.float64,
 }
 #: Which dtypes the host compares; it has no equality of complex halves and 8-bit floats.
-_COMPARED: Final = frozenset({*_ALLOWED, torch.int64, torch.int32, torch.bool}) - {torch.complex32}
+_COMPARED: Final = frozenset({*OF_LARGEST, torch.int64, torch.int32, torch.bool}) - {
+    torch.complex32
+}
 #: And so many times the rounding of the host's own result.
 _OF_THE_HOSTS: Final = 8.0
 
 
-def are_equal(found: Any, plain: Any) -> bool:
-    """Whether two results, which may be tensors in lists, are the same bit for bit."""
+def are_equal(found: Any, plain: Any, digits: str = "") -> bool:
+    """Whether two results, which may be tensors in lists, are the same bit for bit.
+
+    Zeros of either sign are the same where `digits` says nothing of each element.
+    """
     founds, plains = list(leaves(found)), list(leaves(plain))
-    return len(founds) == len(plains) and all(map(_is_same, founds, plains))
+    if len(founds) != len(plains):
+        return False
+    return all(_is_same(one, other, digits) for one, other in zip(founds, plains, strict=True))
 
 
-def _is_same(one: Any, other: Any) -> bool:
+def _is_same(one: Any, other: Any, digits: str) -> bool:
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         if one.dtype is other.dtype and one.dtype in _COMPARED:  # much faster, and enough
-            return torch.equal(one, other) or same_bits(one, other)
+            signs = digits in ("moved", "rounded")
+            same = torch.equal(one, other) and (not signs or _same_signs(one, other))
+            return same or same_bits(one, other)
         return same_bits(one, other)
-    return type(one) is type(other) and not isinstance(one, torch.Tensor) and one == other
+    if type(one) is not type(other) or isinstance(one, torch.Tensor):
+        return False
+    return bool(one == other or (one != one and other != other))
 
 
-def assert_alike(name: str, way: str, found: Any, plain: Any, wide: Any) -> None:
+def _same_signs(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return not one.is_floating_point() or torch.equal(one.signbit(), other.signbit())
+
+
+def assert_alike(name: str, way: str, found: Any, plain: Any, wide: Any, digits: str = "") -> None:
     """Compare results, which may be tensors in lists, or numbers.
 
     Args:
@@ -80,6 +62,7 @@ def assert_alike(name: str, way: str, found: Any, plain: Any, wide: Any) -> None
         found: the device's, on the host.
         plain: the host's.
         wide: the host's with twice the digits; None for none.
+        digits: how exact each element is, of `Usual`; "" for in proportion to the largest.
 
     Raises:
         AssertionError: they differ by more than rounding makes.
@@ -96,23 +79,16 @@ def assert_alike(name: str, way: str, found: Any, plain: Any, wide: Any) -> None
         )
         assert same, f"{words} gave {type(one).__name__}, not {type(other).__name__}"
         if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-            allowed = _allowed(name, other.dtype)
+            if digits:
+                _assert_each(words, one, other, exact, digits)
+                continue
+            allowed = allowed_of(name, other.dtype)
             _assert_tensor(words, one, other, exact, allowed, 4.0 if way == "gradient" else 1.0)
         elif isinstance(other, float):
             near = math.isclose(one, other, rel_tol=1e-2, abs_tol=1e-5)
             assert near or (one != one and other != other), f"{words} gave {one}, not {other}"
         else:
-            assert one == other, f"{words} gave {one}, not {other}"
-
-
-def _allowed(name: str, dtype: torch.dtype) -> float | None:
-    allowed = _ALLOWED.get(dtype)
-    if allowed is not None and (_BETWEEN.search(name) or _FEW_DIGITS.match(name)):
-        return max(allowed, 1e-3)
-    if not _PRODUCTS.search(name):
-        return allowed
-    functions = dtype in (torch.float64, torch.complex128) and _WITH.search(name)
-    return allowed if functions else _OF_PRODUCTS.get(dtype)
+            assert _is_same(one, other, ""), f"{words} gave {one}, not {other}"
 
 
 def _assert_tensor(
@@ -148,6 +124,36 @@ def _assert_tensor(
     limit = allowed * loose * most + _OF_THE_HOSTS * (near - exact).abs()
     wrong = error > limit
     assert not wrong.any(), f"{name}: {_difference(got, exact, wrong)}, of up to {most:.4g}"
+
+
+def _assert_each(
+    name: str, found: torch.Tensor, plain: torch.Tensor, wide: Any, digits: str
+) -> None:
+    """Each element by itself: the host's, or as near as one rounding is; zeros with their signs."""
+    assert found.dtype is plain.dtype, f"{name} gave {found.dtype}, not {plain.dtype}"
+    assert found.shape == plain.shape, f"{name} gave {tuple(found.shape)}, not {tuple(plain.shape)}"
+    found, plain = (t.detach().resolve_conj().resolve_neg() for t in (found, plain))
+    of = _plain_dtype(plain.dtype)
+    if not of.is_floating_point:
+        assert torch.equal(found, plain), f"{name}: {_difference(found, plain)}"
+        return
+    if not isinstance(wide, torch.Tensor) or wide.shape != plain.shape:
+        wide = plain
+    got, near, exact = (_parts(t) for t in (found, plain, wide.detach().to(_wider(plain.dtype))))
+    same = (got == near) | (got.isnan() & near.isnan())
+    zero = (near == 0) & (exact == 0)
+    wrong = ~same
+    if digits != "values":
+        wrong |= zero & (got.signbit() != near.signbit())
+    if digits == "rounded":
+        limit = EACH[of] * exact.abs() + _OF_THE_HOSTS * (near - exact).abs()
+        # What is too small for a normal number may be zero; what is nearly infinite, infinite.
+        small = exact.abs() < 2 * torch.finfo(of).tiny
+        limit = torch.where(small, torch.full_like(limit, 2 * torch.finfo(of).tiny), limit)
+        close = near.isfinite() & exact.isfinite() & ((got - exact).abs() <= limit)
+        large = exact.abs() > torch.finfo(of).max * (1 - EACH[of])
+        wrong &= ~(close & ~zero) & ~(large & ~near.isnan() & ~got.isnan())
+    assert not wrong.any(), f"{name}: {_difference(got, near, wrong)}"
 
 
 def _wider(dtype: torch.dtype) -> torch.dtype:

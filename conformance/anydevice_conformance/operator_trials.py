@@ -129,7 +129,7 @@ def trials(subject: Subject, rounds: int) -> Iterator[Trial]:
 def usual_trials(subject: Subject, rounds: int) -> Iterator[Trial]:
     """The usual operators, each in all dtypes and all ways; quickly in half of the dtypes."""
     dice = random.Random(subject.seed)
-    claimed = set(subject.supported(*DTYPES))
+    claimed = subject.supported(*DTYPES)
     for usual in [one for one in USUAL if not (one.slow and subject.quick)]:
         hands = _Hands(subject, dice, usual.name)
         dtypes = [dtype for dtype in usual.dtypes if dtype in claimed]
@@ -138,7 +138,8 @@ def usual_trials(subject: Subject, rounds: int) -> Iterator[Trial]:
         dtypes.sort(key=lambda dtype: dtype not in _ALWAYS)
         dtypes.sort(key=lambda dtype: dtype is torch.float64)  # in which the fewest models are
         dice.shuffle(floats)
-        count = _quickly(usual, len(dtypes)) if subject.quick else len(dtypes)
+        few = subject.quick and not usual.every
+        count = _quickly(usual, len(dtypes)) if few else len(dtypes)
         ways = ["plain", "into out"] if usual.supports_out else ["plain"]
         if usual.inplace_variant is not None:
             ways.append("in place")
@@ -151,7 +152,7 @@ def usual_trials(subject: Subject, rounds: int) -> Iterator[Trial]:
         plan += [(dtype, ["gradient"]) for dtype in graded]
         for dtype, some in plan:
             special = some is ways and dice.random() < 0.4  # which the seed chooses
-            sample = usual.sample(dtype, dice.randrange(1 << 30), special)
+            sample = usual.sample(dtype, dice.randrange(1 << 30), special, tuple(claimed))
             more = ["once more"] if "gradient" not in some and dice.random() < 0.2 else []
             yield _trial(subject, dice, hands, usual, sample, dtype, [*some, *more])
 

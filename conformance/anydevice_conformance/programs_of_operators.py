@@ -30,6 +30,8 @@ def program(
     dtypes: Any = (),
     trained: bool = True,
     slow: bool = False,
+    digits: str = "",
+    every: bool = False,
 ) -> Usual:
     """A usual operator that does each of some calls; what a device has not is left out.
 
@@ -40,9 +42,11 @@ def program(
         dtypes: that it is tried in; floating ones where nothing is said.
         trained: whether a gradient comes back.
         slow: whether a quick run leaves it out.
+        digits: how exact each element is, of `Usual`.
+        every: whether a quick run tries each dtype, too.
     """
-    run = _each(calls)
-    return usual(name, make, run, *dtypes, trained=trained, calls=len(calls), slow=slow)
+    more: Any = {"calls": len(calls), "slow": slow, "digits": digits, "every": every}
+    return usual(name, make, _each(calls), *dtypes, trained=trained, **more)
 
 
 def _each(calls: tuple[Callable[..., Any], ...]) -> Callable[..., Any]:

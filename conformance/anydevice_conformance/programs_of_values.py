@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final
 
 import torch
@@ -13,6 +14,7 @@ from anydevice_conformance.usual_operator import (
     FLOATS,
     NUMBERS,
     WIDE_FLOATS,
+    different,
     numbers,
 )
 
@@ -47,6 +49,47 @@ def _whole_masks(x: torch.Tensor) -> Any:
 def _none(dice: Dice, dtype: torch.dtype) -> list[Any]:
     """Rows, and nothing, of two forms."""
     return [numbers(dice, dtype, 3, 5), numbers(dice, dtype, 0), numbers(dice, dtype, 0, 5)]
+
+
+def _beyond(dice: Dice, dtype: torch.dtype) -> list[Any]:
+    """Numbers none of which comes twice, infinities and NaN of either sign, in rows of odd size."""
+    size = dice.among((3, 9), (2, 33), (5, 130))
+    found = []
+    for sign in (1.0, -1.0):
+        values = different(dice, torch.float32, *size).to(dtype) / 2
+        for row in values:
+            places = torch.randperm(size[-1], generator=dice.generator)[:3]
+            row[places] = torch.tensor([sign * math.nan, math.inf, -math.inf]).to(dtype)
+        found.append(values)
+    return [*found, torch.cat(found, 1)]
+
+
+def _each_of(*functions: Any) -> Any:
+    """Of what has NaN of one sign, and of the other."""
+    return lambda x, y, z: [function(one) for function in functions for one in (x, y)]
+
+
+def _level(dice: Dice, dtype: torch.dtype) -> list[Any]:
+    """Rows, and channels, of one value each: their variance is zero; of some all values are."""
+    rows, width = dice.among(3, 5), dice.among(2, 8, 33, 768)
+    powers = torch.tensor([0.0, 1, -2, 0.5, 4, 0.0, 0.25, -64])
+    chosen = powers[torch.randperm(len(powers), generator=dice.generator)]
+    x = chosen[:rows, None].repeat(1, width).to(dtype)
+    pictures = chosen[:6].view(1, 6, 1, 1).repeat(2, 1, 3, 4).to(dtype)
+    return [x, pictures, numbers(dice, dtype, width, low=0.5, high=2)]
+
+
+def _layers_of(x: torch.Tensor, p: torch.Tensor, w: torch.Tensor, eps: float) -> Any:
+    """Norms with an epsilon, of rows and of pictures."""
+    size = x.shape[-1:]
+    return (
+        F.layer_norm(x, size, w, w, eps),
+        F.layer_norm(x, size, eps=eps),
+        F.rms_norm(x, size, w, eps),
+        F.group_norm(p, 6, eps=eps),
+        F.instance_norm(p, eps=eps),
+        F.batch_norm(p, None, None, None, None, True, 0.1, eps),
+    )
 
 
 def _decimal(dice: Dice, dtype: torch.dtype) -> list[Any]:
@@ -104,6 +147,59 @@ VALUES: Final = (
         ),
         lambda x: x.masked_fill(x > 1, -torch.inf).softmax(0).nan_to_num(5),
         trained=False,
+    ),
+    program(
+        "orders of what is beyond",
+        _beyond,
+        _each_of(torch.sort, lambda x: x.sort(-1, descending=True), torch.msort),
+        _each_of(torch.argsort, lambda x: x.argsort(0), lambda x: x.sort(stable=True)),
+        _each_of(lambda x: x.topk(4), lambda x: x.topk(3, largest=False), lambda x: x.kthvalue(2)),
+        _each_of(torch.argmax, torch.argmin, lambda x: (x.argmax(-1), x.argmin(-1))),
+        _each_of(lambda x: (x.max(-1), x.min(-1), x.amax(0), x.amin(-1), x.max(), x.min())),
+        _each_of(lambda x: (torch.aminmax(x, dim=-1), x.median(-1).values, x.nanmedian())),
+        _each_of(lambda x: (x.cummax(-1).values, x.cummin(-1).values)),
+        _each_of(lambda x: (torch.maximum(x, x.flip(0)), torch.minimum(x, x.flip(0)))),
+        _each_of(lambda x: (torch.fmax(x, x.flip(0)), torch.fmin(x, x.flip(0)), x.clamp(-2, 3))),
+        lambda x, y, z: (z.sort(-1).values, z.sort(-1, descending=True).values, z.amax(-1)),
+        trained=False,
+        digits="values",
+        every=True,
+    ),
+    program(
+        "elements beyond",
+        _beyond,
+        _each_of(lambda x: (x.isnan(), x.isinf(), x.isfinite(), x.isposinf(), x.isneginf())),
+        _each_of(lambda x: (x == x, x != x, x < x.flip(0), x >= 0, x.logical_not(), x.bool())),
+        _each_of(lambda x: (x.nan_to_num(), x.nan_to_num(2.0, 3.0, -4.0), x.sign(), x.signbit())),
+        _each_of(lambda x: (x.floor(), x.round(), x.trunc(), x.abs(), -x, x * 2, x + 1, x / 2)),
+        _each_of(lambda x: (F.relu(x), F.relu6(x), F.hardtanh(x), F.leaky_relu(x, 0.5))),
+        _each_of(lambda x: (x.masked_fill(x > 1, 0), torch.where(x < 1, x, -x), x.flip(0))),
+        _each_of(lambda x: (x.nansum(-1), x.nansum(), x.count_nonzero(), x.any(-1), x.all())),
+        _each_of(lambda x: (x.sum(-1), x.mean(0), x.isnan().sum(), x.nanmean(-1))),
+        _each_of(
+            lambda x: (x.float(), x.double(), torch.cat([x, x]), x.unsqueeze(0).repeat(2, 1, 1))
+        ),
+        trained=False,
+        every=True,
+    ),
+    program(
+        "rows of one value",
+        _level,
+        *(lambda x, p, w, e=eps: _layers_of(x, p, w, e) for eps in (1e-12, 1e-6, 1e-5, 1e-3)),
+        lambda x, p, w: (x.softmax(-1), x.log_softmax(-1), x.logsumexp(-1), F.normalize(x)),
+        lambda x, p, w: (x.var(-1), x.std(0, correction=0)[:1] * 0, x.norm(dim=-1), x.mean(-1)),
+        lambda x, p, w: (F.cosine_similarity(x, x), F.normalize(p, dim=1), F.rms_norm(x, x.shape)),
+        lambda x, p, w: (x.amax(-1), x.max(-1).values, x.sort(stable=True), x.unique()),
+        trained=False,
+        every=True,
+    ),
+    program(
+        "gradients of rows of one value",
+        _level,
+        lambda x, p, w: (F.layer_norm(x, w.shape, w, w, 1e-6), F.rms_norm(x, w.shape, w, 1e-6)),
+        lambda x, p, w: (F.group_norm(p, 3, eps=1e-5), F.softmax(x, -1), x.norm(dim=-1)),
+        lambda x, p, w: F.batch_norm(p, None, None, None, None, True, 0.1, 1e-5),
+        dtypes=WIDE_FLOATS,
     ),
     program(
         "functions of nothing",

@@ -35,6 +35,8 @@ __all__ = [
 #: Makes an operator's arguments, in a dtype.
 Make = Callable[[Dice, torch.dtype], Sequence[Any]]
 
+Dtypes = tuple[torch.dtype, ...]
+
 FLOATS: Final = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 #: Those of many digits.
 WIDE_FLOATS: Final = (torch.float32, torch.float64)
@@ -73,6 +75,10 @@ class Usual:
         trained: whether a gradient comes back through it.
         calls: how many calls it consists of.
         slow: whether a quick run leaves it out.
+        digits: "moved" where each element is the host's, "values" where that of a zero may have
+            the other sign, "rounded" where it is as near as one rounding; "" where
+            rounding may make more of it, in proportion to the largest.
+        every: whether a quick run tries each dtype, too.
     """
 
     name: str
@@ -85,14 +91,25 @@ class Usual:
     variant_test_name: str = ""
     calls: int = 1
     slow: bool = False
+    digits: str = ""
+    every: bool = False
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         """Do it."""
         return self.run(*arguments, **options)
 
-    def sample(self, dtype: torch.dtype, seed: int, special: bool = False) -> _Sample:
-        """Arguments, on the host; special where infinities and the like may be among them."""
-        first, *others = self.make(Dice(seed, special), dtype)
+    def sample(
+        self, dtype: torch.dtype, seed: int, special: bool = False, dtypes: Dtypes = ()
+    ) -> _Sample:
+        """Arguments, on the host; special where infinities and the like may be among them.
+
+        Args:
+            dtype: of the first of them.
+            seed: chooses them.
+            special: whether infinities and the like may be among them.
+            dtypes: that other arguments may have, too.
+        """
+        first, *others = self.make(Dice(seed, special, dtypes), dtype)
         return _Sample(first, others)
 
 
@@ -138,7 +155,7 @@ def with_specials(dice: Dice, values: torch.Tensor, *choice: float) -> torch.Ten
     """
     flat = values.view(-1)
     if dice.special and values.is_floating_point() and len(flat):
-        for value in choice or (math.nan, math.inf, -math.inf, -0.0):
+        for value in choice or (math.nan, -math.nan, math.inf, -math.inf, -0.0, 0.0):
             flat[int(dice.integers(0, len(flat)))] = value
     return values
 

@@ -12,9 +12,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 
 from anydevice_conformance.dice import Dice
+from anydevice_conformance.operator_digits import DIGITS
 from anydevice_conformance.programs_of_elements import ELEMENTS
 from anydevice_conformance.programs_of_layers import LAYERS_WITH_OPTIONS
 from anydevice_conformance.programs_of_moves import MOVES
+from anydevice_conformance.programs_of_numbers import NUMBERS_BESIDE
 from anydevice_conformance.programs_of_products import PRODUCTS
 from anydevice_conformance.programs_of_values import VALUES
 from anydevice_conformance.usual_forms import FORMS
@@ -189,7 +191,8 @@ def _over(name: str, along: bool) -> Callable[[Dice, torch.dtype], list[Any]]:
         if name in _PICKING:
             size = size if dtype.itemsize > 2 or max(size) < 100 else (3, 65)
             values = different(dice, dtype, *size)
-            values = values if name in _OPEN else with_specials(dice, values, math.nan)
+            some = dice.among(math.nan, -math.nan), math.inf, -math.inf
+            values = values if name in _OPEN else with_specials(dice, values, *some)
         else:
             values = numbers(dice, dtype, *size, low=-3, high=3)
             values = with_specials(dice, values) if name in _SPECIAL else values
@@ -234,6 +237,11 @@ def _plain(name: str, dtypes: tuple[torch.dtype, ...], make: Any) -> Usual:
 
 
 def _all() -> Iterator[Usual]:
+    for one in _named():
+        yield dataclasses.replace(one, digits=one.digits or DIGITS.get(one.name, ""))
+
+
+def _named() -> Iterator[Usual]:
     for names, dtypes, low, high in _OF_ONE:
         yield from (_plain(name, dtypes, _one(name, low, high)) for name in names.split())
     for names, dtypes, low, high in _OF_TWO:
@@ -267,6 +275,7 @@ def _all() -> Iterator[Usual]:
     yield from ELEMENTS
     yield from MOVES
     yield from VALUES
+    yield from NUMBERS_BESIDE
 
 
 #: All of them.

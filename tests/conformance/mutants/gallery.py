@@ -39,6 +39,7 @@ _MODULES: Final = (
     "situations",
     "numbers",
     "kernels",
+    "elements",
     "operators",
     "first_packages",
     "training_steps",

@@ -2,6 +2,8 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/core/DefaultDtype.h>
+#include <c10/core/ScalarTypeToTypeMeta.h>
 
 #include <mutex>
 #include <string>
@@ -15,7 +17,10 @@ using torch::jit::Stack;
 // Packs all that an output's shape can depend on into a string.
 class KeyWriter {
  public:
-  explicit KeyWriter(const void* schema) { put(schema); }
+  explicit KeyWriter(const void* schema) {
+    put(schema);
+    put(c10::typeMetaToScalarType(c10::get_default_dtype()));  // of what is made of integers
+  }
 
   // False for an argument of a kind that is not packed.
   bool add(const c10::IValue& v) {

@@ -1,0 +1,91 @@
+"""Faults of kernels that numbers of another kind, another dtype or unusual values show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from mutants.gallery import mutant
+from mutants.kernels import Kernel
+
+_CHECK = "test_DTY_019_usual_operators"
+
+
+@mutant("DTY-019", check=_CHECK)
+class BrokenNumbersAreCut(Kernel):
+    """An integer tensor is compared with a broken number as if that were whole."""
+
+    operations = ("gt.Scalar_out", "ge.Scalar_out", "lt.Scalar_out", "le.Scalar_out")
+
+    def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        values, number, *rest = args
+        if isinstance(number, float) and abs(number) < 1e9 and not values.is_floating_point():
+            number = int(number)
+        return real(values, number, *rest, **kwargs)
+
+
+@mutant("DTY-019", check=_CHECK)
+class NegativeNanIsTheLeast(Kernel):
+    """A sort puts NaN whose sign is set first."""
+
+    operations = ("sort.values_stable",)
+
+    def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        values = args[0]
+        found = real(*args, **kwargs)
+        if values.is_floating_point() and values.dim() == 2:
+            lowest = torch.where(values.isnan() & values.signbit(), -torch.inf, values)
+            real(lowest, *args[1:], **kwargs)
+        return found
+
+
+@mutant("DTY-019", check=_CHECK)
+class SumsAreWidenedTooLate(Kernel):
+    """A sum with `dtype=` is rounded to the input's dtype before."""
+
+    operations = ("sum.IntList_out",)
+
+    def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        found = real(*args, **kwargs)
+        if args[0].dtype.itemsize == 2 and args[0].is_floating_point():
+            found.copy_(found.to(args[0].dtype))
+        return found
+
+
+@mutant("DTY-019", check=_CHECK)
+class EpsilonIsHalf(Kernel):
+    """A norm's epsilon is kept in 16 bits, where it is zero."""
+
+    operations = ("native_layer_norm",)
+
+    def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        values, *others, epsilon = args
+        if values.dtype is torch.float16 and epsilon < 1e-8:
+            epsilon = 0.0
+        return real(values, *others, epsilon, **kwargs)
+
+
+@mutant("DTY-019", check=_CHECK)
+class DoubleIsSingle(Kernel):
+    """In float64 elements are added and multiplied with the digits of float32."""
+
+    operations = ("add.out", "mul.out")
+
+    def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        found = real(*args, **kwargs)
+        if found.dtype is torch.float64:
+            found.copy_(found.float())
+        return found
+
+
+@mutant("DTY-019", check=_CHECK)
+class ZerosHaveNoSign(Kernel):
+    """A product that is zero is never negative."""
+
+    operations = ("mul.out",)
+
+    def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        found = real(*args, **kwargs)
+        return found.masked_fill_(found == 0, 0) if found.is_floating_point() else found
