@@ -52,10 +52,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Name the marks; start the session plugin, if a backend was named."""
+    """Name the marks; start the session plugin, if a backend was named.
+
+    Raises:
+        pytest.UsageError: the suite was asked for, and no backend was named.
+    """
     for line in MARKERS:
         config.addinivalue_line("markers", line)
     if config.getoption("--anydevice-backend"):
         from anydevice_conformance import session
 
         session.configure(config)
+    elif config.option.pyargs and any(a.startswith(__package__) for a in config.args):
+        import pytest
+
+        raise pytest.UsageError("name the backend to check: --anydevice-backend TYPE")
