@@ -83,7 +83,7 @@ class _Monitor:
             if self._here.inside:
                 return call(*args, **kwargs)
             if name == "use_stream":
-                return self._use_stream(call, *args, **kwargs)
+                return self._use_stream(call(*args, **kwargs))
             return self._call(name, call, args, kwargs)
 
         return member
@@ -108,10 +108,10 @@ class _Monitor:
             self._here.inside = False
 
     @contextlib.contextmanager
-    def _use_stream(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Iterator[Any]:
+    def _use_stream(self, context: contextlib.AbstractContextManager[Any]) -> Iterator[Any]:
         """The context leaves what it found; what is done inside it is not the member's."""
         before = self._state()
-        with call(*args, **kwargs) as found:
+        with context as found:
             yield found
         after = self._state()
         if before is not None and after is not None and before.streams != after.streams:
