@@ -13,6 +13,7 @@ from typing import Any, Final
 __all__ = [
     "MEMBERS",
     "answer",
+    "answers_of_each",
     "backend_of",
     "count_at_once",
     "first_use",
@@ -51,6 +52,31 @@ def count_at_once(backend: Any) -> list[Any]:
     for thread in threads:
         thread.join()
     return told
+
+
+def answers_of_each(backend: Any, backwards: bool = False) -> dict[str, list[str]]:
+    """What members say of each device, in text, where the first or the last one is asked first.
+
+    A member that hands out what is next, whoever asks, answers differently than in another order.
+    """
+    asked: dict[str, Callable[[int], Any]] = {
+        "local_device": backend.local_device,
+        "numa_node": backend.numa_node,
+        "device_name": backend.device_name,
+        "process_environment": lambda index: sorted(backend.process_environment(index + 1).items()),
+        "memory_info": lambda index: backend.memory_info(index).total,
+    }
+    found = {}
+    for name, ask in asked.items():
+        told = []
+        indices = range(backend.device_count())
+        for index in reversed(indices) if backwards else indices:
+            try:
+                told.append(repr(ask(index)))
+            except Exception as error:  # noqa: BLE001 - other checks say what is wrong with it
+                told.append(type(error).__name__)
+        found[name] = told[::-1] if backwards else told
+    return found
 
 
 def use_in_fork(device_type: str) -> dict[str, Any]:

@@ -11,17 +11,20 @@ import json
 import os
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from anydevice_conformance import warm
 from anydevice_conformance.child_uses import (
+    answers_of_each,
     backend_of,
     count_at_once,
     first_use,
     first_use_in_fork,
     use_in_fork,
 )
+from anydevice_conformance.ends import end_at_once
 
 __all__ = ["Holder", "answer_of", "ask", "end", "start"]
 
@@ -153,7 +156,8 @@ def fork_after_count(device_type: str) -> dict[str, Any]:
     found = {**use_in_fork(device_type), "faults": first_use_in_fork(device_type)}
     if len(set(counts)) > 1:  # the first to ask is several threads
         found["faults"] = [f"first of all, threads counted {counts}", *found["faults"]]
-    return {**found, "started": _what_started(backend)}
+    started = _what_started(backend)
+    return {**found, "started": started, "backwards": answers_of_each(backend, backwards=True)}
 
 
 def fork_after_discovery(device_type: str) -> dict[str, Any]:
@@ -240,10 +244,22 @@ _TASKS: Final[dict[str, Callable[..., dict[str, Any]]]] = {
 }
 
 
-def main() -> None:
-    """Run the task that the command line names."""
+def main() -> NoReturn:
+    """Run the task that the command line names, and end at once.
+
+    An interpreter that finalizes while another thread, such as one of a collective that is still
+    under way, waits for it would abort the process.
+    """
     task, device_type, args = sys.argv[1:4]
-    print(json.dumps(_TASKS[task](device_type, **json.loads(args))), flush=True)
+    code = 1
+    try:
+        print(json.dumps(_TASKS[task](device_type, **json.loads(args))), flush=True)
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+    except BaseException:  # noqa: BLE001 - told as an interpreter tells it
+        traceback.print_exc()
+    end_at_once(code)
 
 
 if __name__ == "__main__":

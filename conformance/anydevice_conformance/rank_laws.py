@@ -13,7 +13,7 @@ import torch
 
 from anydevice_conformance.data import same_bits, short_name
 from anydevice_conformance.rank_kinds import KINDS
-from anydevice_conformance.rank_values import difference, is_refusal, values
+from anydevice_conformance.rank_values import difference, says_unsupported, values
 
 __all__ = ["Collective", "collectives", "try_all"]
 
@@ -140,7 +140,7 @@ def try_all(
         try:
             wrong = _try(backend, device, stream, rank, world, collective)
         except Exception as error:  # noqa: BLE001 - reported
-            if not KINDS[collective.kind].needed and is_refusal(error):
+            if not KINDS[collective.kind].needed and says_unsupported(error):
                 continue
             failed[paragraph] = (0, f"{type(error).__name__}: {error!s:.300}\n{_shown(collective)}")
             break

@@ -17,9 +17,9 @@ __all__ = ["WORLD", "rank_step", "start_ranks"]
 #: How many processes there are.
 WORLD: Final = 2
 #: So many generated collectives: quickly, each kind is tried with many elements and with few.
-_EXAMPLES: Final = 14 * len(KINDS)
+_EXAMPLES: Final = 4 * len(KINDS)
 #: So many turns of generated programs, each of one to four collectives.
-_TURNS: Final = 210
+_TURNS: Final = 630
 
 
 def rank_step(subject: Subject, name: str, part: str = "steps") -> list[Any]:

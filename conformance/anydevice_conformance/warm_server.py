@@ -6,7 +6,6 @@ then its exit code, a line each.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import gc
 import importlib
@@ -21,6 +20,8 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NoReturn
+
+from anydevice_conformance.ends import end_at_once
 
 __all__ = ["PRELOADED", "keep", "main", "serve"]
 
@@ -131,12 +132,7 @@ def _become(
     except BaseException:  # noqa: BLE001 - told as an interpreter tells it
         traceback.print_exc()
     finally:
-        with contextlib.suppress(BaseException):
-            threading._shutdown()  # type: ignore[attr-defined]  # as an interpreter does
-            atexit._run_exitfuncs()
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(code)
+        end_at_once(code)
 
 
 def _paths(environment: Mapping[str, str]) -> list[str]:

@@ -7,6 +7,7 @@ import os
 from typing import Any
 
 from anydevice_conformance import children
+from anydevice_conformance.child_uses import answers_of_each
 from anydevice_conformance.marks import slow
 from anydevice_conformance.outcomes import left_out
 from anydevice_conformance.subject import Subject
@@ -64,6 +65,20 @@ def test_DEV_012_whatever_happens_to_the_process(subject: Subject) -> None:
     assert found["faults"] == [], (
         f"{len(found['faults'])} answers became others: {found['faults'][0]}"
     )
+
+
+def test_PRO_002_in_another_order(subject: Subject) -> None:
+    """In a process that asks for the last device first, each device's answers are what they are.
+
+    Found: `local_device`, `numa_node`, a name, a total or an environment goes by who asked first.
+    Fix: derive the answer from the argument, not from how many have asked.
+    """
+    told = _after_count(subject)["backwards"]
+    here = answers_of_each(subject.backend)
+    for name, answers in told.items():
+        assert answers == here[name], (
+            f"{name} told a process that asked for the last one first {answers}, not {here[name]}"
+        )
 
 
 def _after_count(subject: Subject) -> dict[str, Any]:

@@ -32,6 +32,7 @@ _MODULES: Final = (
     "pinned_memory",
     "random_numbers",
     "dtypes",
+    "collective_forms",
     "collectives",
     "inference",
     "processes",

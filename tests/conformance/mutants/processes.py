@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -145,3 +145,14 @@ class LastCopyOfAThread(Fault):
 
 _last: Any = threading.local()
 _copies: list[list[torch.Tensor]] = []
+
+
+@mutant("PRO-002", check="test_PRO_002_in_another_order")
+class FirstComeFirstServed(Fault):
+    """`local_device` hands out the devices in the order in which it is first asked."""
+
+    given: ClassVar[dict[int, int]] = {}
+
+    def local_device(self, local_rank: int) -> int:
+        super().local_device(local_rank)
+        return self.given.setdefault(local_rank, len(self.given))
