@@ -40,10 +40,11 @@ class Accepted:
                 key = (call.form, side, layout, len(call.shape))
                 if key not in self._known:
                     self._tried, uniform = key, (layout,) * len(plain)
-                    both = {"layouts": plain, "layouts_out": plain, side: uniform}
+                    both: dict[str, Any] = {"layouts": plain, "layouts_out": plain, side: uniform}
                     yield dataclasses.replace(call, wait=None, refused=False, reused=False, **both)
                 if not self._known[key]:
-                    call = dataclasses.replace(call, **{side: plain})
+                    without: dict[str, Any] = {side: plain}
+                    call = dataclasses.replace(call, **without)
                     break
         self._tried = None
         yield call

@@ -206,6 +206,7 @@ def _call(dice: random.Random, name: str, size: int, used: int, backend: Any, ho
         operation = "sum" if first else dice.choice(form.operations)
         dtypes = list(first.needed if first else OPERATIONS[operation].dtypes)
     laid = (used in (1, 2) or (used > 2 and dice.random() < 0.4)) and (form.hosts_laid or not host)
+    shapes: tuple[tuple[int, ...], ...]
     shapes = _LONG if not used else _LAID if laid and (form.laid or form.laid_out) else _SHAPES
     if used > 1 and shapes is _SHAPES and (form.any_shape or form.empty):
         shapes = (*_SHAPES, (0,), (2, 0), *[()] * form.any_shape)
