@@ -56,6 +56,7 @@ def stream_probes(subject: Subject) -> Iterator[Probe]:
 
     def using(index: int) -> None:
         current = {i: backend.current_stream(i) for i in subject.indices}
+        _assert_current(subject, current, "before use_stream")
         fresh = [backend.new_stream(index) for _ in range(4)]
         # Drivers hand out streams in turn, so that one of many may be the current one again.
         fresh = [stream for stream in fresh if stream != current[index]]

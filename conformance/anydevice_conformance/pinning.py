@@ -45,6 +45,7 @@ def check_pins(subject: Subject) -> None:
             pinned = run_in(subject, situation, lambda: _pinned(subject, situation, share))  # noqa: B023
         for (source, words), found in zip(share, pinned, strict=True):
             _assert_right(source, found, f"{words}; {situation!r}")
+            _assert_apart(source, found, f"{words}; {situation!r}")
             if source is not large:
                 kept.append((source, found, words))
     for source, found, words in kept:
@@ -72,15 +73,33 @@ def _sources(subject: Subject) -> list[Source]:
 def _pinned(subject: Subject, situation: Situation, share: list[Source]) -> list[torch.Tensor]:
     before, found = state(subject), []
     for source, words in share:
+        was = source.data_ptr(), source.is_pinned()
         try:
             with surroundings(subject):
                 found.append(subject.backend.pin_memory(source))
         except Exception as error:
             text = f"PIN-005: {words}; {situation!r}: {type(error).__name__}: {error}"
             raise AssertionError(text) from error
+        assert (source.data_ptr(), source.is_pinned()) == was, (
+            f"PIN-002: the original lies elsewhere, or is pinned itself: {words}; {situation!r}"
+        )
     changed = before.differences(state(subject))
     assert not changed, f"DEV-012: {len(share)} pinned: {changed}; {situation!r}"
     return found
+
+
+def _assert_apart(source: torch.Tensor, found: torch.Tensor, words: str) -> None:
+    """What is written to the one does not show in the other; the bits come back afterwards."""
+    if not source.numel() or (source.is_pinned() and found.data_ptr() == source.data_ptr()):
+        return
+    for one, other, name in ((source, found, "original"), (found, source, "pinned tensor")):
+        bits = one.untyped_storage()
+        place = one.storage_offset() * one.itemsize
+        before, was = bits[place], other.untyped_storage()[other.storage_offset() * one.itemsize]
+        bits[place] = before ^ 255
+        now = other.untyped_storage()[other.storage_offset() * one.itemsize]
+        bits[place] = before
+        assert now == was, f"PIN-002: what is written to the {name} shows in the other: {words}"
 
 
 def _assert_right(source: torch.Tensor, found: torch.Tensor, words: str) -> None:

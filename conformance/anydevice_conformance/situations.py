@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from anydevice.backend import torchs_accelerator
 from anydevice_conformance.ambients import AMBIENTS, OF_SITUATIONS
+from anydevice_conformance.stream_ways import made_current_by_torch
 from anydevice_conformance.subject import Subject
 from anydevice_conformance.threads import in_thread
 
@@ -49,6 +50,7 @@ class Situation:
         mode: the gradient mode, a key of `MODES`.
         ambient: torch's defaults meanwhile, a key of `AMBIENTS`.
         elsewhere: whether a side stream is current on the device that comes after it.
+        by_torch: whether torch made those streams current, not the backend's `use_stream`.
     """
 
     index: int = 0
@@ -58,6 +60,7 @@ class Situation:
     mode: str = "enable_grad"
     ambient: str = ""
     elsewhere: bool = False
+    by_torch: bool = False
 
     def __repr__(self) -> str:
         words = [f"device {self.index}", f"current device {self.current}"]
@@ -65,6 +68,8 @@ class Situation:
             words.append("side stream")
         if self.elsewhere:
             words.append("side stream of the next device")
+        if self.by_torch and (self.side_stream or self.elsewhere):
+            words.append("by torch's own setter")
         if self.thread:
             words.append("in a thread")
         if self.mode != "enable_grad":
@@ -85,6 +90,7 @@ def parts_of_situations(subject: Subject) -> dict[str, list[Any]]:
         "current": subject.indices if settable else [0],
         "side_stream": [False, True] if subject.capabilities.streams else [False],
         "elsewhere": [False, True][: len(subject.indices) if subject.capabilities.streams else 1],
+        "by_torch": [False, True] if subject.capabilities.streams and settable else [False],
         "thread": [False, True],
         "mode": [m for m in MODES if m != "inference_mode" or subject.infers],
         "ambient": OF_SITUATIONS,
@@ -140,7 +146,7 @@ def _run_here(subject: Subject, situation: Situation, work: Callable[[], T]) -> 
         following = (situation.index + 1) % len(subject.indices)
         for index in [situation.index] * situation.side_stream + [following] * situation.elsewhere:
             stream = side_stream(subject, index)
-            stack.enter_context(_on_stream(subject, stream, situation.current))
+            stack.enter_context(_on_stream(subject, stream, situation))
         stack.enter_context(MODES[situation.mode]())
         stack.callback(setattr, _here, "ambient", _here.ambient)
         _here.ambient = situation.ambient
@@ -172,12 +178,13 @@ def _current(subject: Subject, index: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _on_stream(subject: Subject, stream: Any, current: int) -> Iterator[None]:
+def _on_stream(subject: Subject, stream: Any, situation: Situation) -> Iterator[None]:
     """Make a stream the current one of its device, and leave the current device as it is."""
     set_device = getattr(subject.module, "set_device", None)
-    with subject.backend.use_stream(stream):
+    by_torch = situation.by_torch
+    with made_current_by_torch(subject, stream) if by_torch else subject.backend.use_stream(stream):
         if set_device is not None:
-            set_device(current)
+            set_device(situation.current)
         yield
 
 

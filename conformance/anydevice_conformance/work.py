@@ -23,7 +23,11 @@ _WHOLE: Final = 0.03
 _ONE: Final = 0.0005
 _SIDE: Final = (128, 256, 512, 1024, 2048, 4096, 8192)
 #: Tries, each with twice the work: a busy machine may let short work finish early.
-_TRIES: Final = 4
+_TRIES: Final = 8
+#: So many times as long as an action is work that cannot end while the action is done, and so often
+#: it must have done so.
+_LONGER: Final = 4
+_TOLD: Final = 2
 
 
 class LongWork:
@@ -98,12 +102,14 @@ def still_running(
 ) -> bool:
     """Queue long work on ``stream``, do ``action``; whether the work was then still running.
 
-    Tried a few times with more and more work, and once before without any, so that what the action
-    does only the first time (allocate, compile) does not count.
+    Done once before without any work, so that what the action does only the first time (allocate,
+    compile) does not count. Tried with more and more work: that it is over tells nothing before it
+    takes many times as long as the action by itself.
     """
     backend, work = subject.backend, long_work(subject, index)
     action()
     backend.synchronize(index)
+    alone, told = None, 0
     for attempt in range(tries):
         with backend.use_stream(stream):
             result = work.run(2**attempt)
@@ -117,4 +123,16 @@ def still_running(
         )
         if running:
             return True
+        if alone is None:
+            alone = max(_seconds(subject, index, action) for _ in range(2))
+        told += _seconds(subject, index, lambda: work.run(2**attempt)) > _LONGER * alone  # noqa: B023
+        if told == _TOLD:
+            break
     return False
+
+
+def _seconds(subject: Subject, index: int, action: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    action()
+    subject.backend.synchronize(index)
+    return time.perf_counter() - begin

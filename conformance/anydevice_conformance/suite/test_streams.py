@@ -6,13 +6,16 @@ from __future__ import annotations
 import gc
 import threading
 from asyncio import CancelledError
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
 
 from anydevice_conformance.marks import needs, two_devices
+from anydevice_conformance.stream_ways import made_current_by_torch
 from anydevice_conformance.subject import Subject
-from anydevice_conformance.threads import at_once
+from anydevice_conformance.threads import at_once, in_thread
 from anydevice_conformance.work import is_done, long_work, still_running
 
 pytestmark = needs("streams")
@@ -31,12 +34,23 @@ def test_STR_001_new_stream(subject: Subject, index: int) -> None:
         assert stream is not None, "new_stream returned None"
         assert stream != current, "the new stream equals the current one"
         assert all(stream != other for other in streams[:number]), "two new streams are equal"
-    for _ in range(150):  # a driver may hand out the streams of a pool again: of a large one
-        backend.new_stream(index)
-    later = [backend.new_stream(index) for _ in range(8)]
-    assert all(a != b for n, a in enumerate(later) for b in later[:n]), (
-        "after 150 streams two of eight new ones are equal"
-    )
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
+
+        def made(number: int) -> Any:
+            if number % 3 == 0:
+                return backend.new_stream(index)
+            return (one, other)[number % 3 - 1].submit(backend.new_stream, index).result()
+
+        for turn in range(4):
+            later = [made(number) for number in range(8)]
+            assert all(a != b for n, a in enumerate(later) for b in later[:n]), (
+                "two of eight streams, made one after the other in three threads, are equal"
+            )
+            for number in range(40 * turn):  # drivers may hand out those of a large pool again
+                made(number % 7)
+    fresh = backend.new_stream(index)
+    with backend.use_stream(fresh):
+        assert backend.new_stream(index) != fresh, "a new stream is the current one"
 
 
 def test_STR_002_use_stream(subject: Subject, index: int) -> None:
@@ -135,6 +149,15 @@ def test_STR_003_streams_are_the_threads(subject: Subject, index: int) -> None:
             assert found[0].item() == number + turn, f"thread {number} got another's values"
 
     at_once(use_own, 6, backend)
+    with made_current_by_torch(subject, stream):
+        assert backend.current_stream(index) == stream, "what torch made current is not seen"
+        with backend.use_stream(before):
+            assert backend.current_stream(index) == before, "the stream is not current inside"
+        assert backend.current_stream(index) == stream, "what torch made current does not come back"
+        assert in_thread(lambda: backend.current_stream(index)) == before, (
+            "another thread's stream became this thread's"
+        )
+    assert backend.current_stream(index) == before, "the stream is still the current one"
 
 
 def test_STR_007_streams_are_apart(subject: Subject, index: int) -> None:

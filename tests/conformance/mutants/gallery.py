@@ -48,6 +48,7 @@ _MODULES: Final = (
     "orders",
     "crossings",
     "waiting",
+    "beside",
     "lacking",
 )
 #: Names the mutant that child processes put in place as they start; see ``startup``.
