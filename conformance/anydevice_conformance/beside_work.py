@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -17,13 +16,11 @@ __all__ = ["DONE", "ENDS", "QUEUED", "Place", "Scene"]
 
 #: What lies on each place: small, and more than drivers copy in one piece.
 _SMALL, _LARGE = torch.arange(600.0), torch.arange(300_001.0)
-_HOST: Final = torch.device("cpu")
 #: Tensors on the device and what they must be.
 Found = list[tuple[torch.Tensor, torch.Tensor]]
 
 
-@dataclasses.dataclass
-class Place:
+class Place(NamedTuple):
     """A stream, and what lies on its device, made long before."""
 
     stream: Any
@@ -259,8 +256,6 @@ def _marks(scene: Scene, place: Place) -> Found:
 def _questions(scene: Scene, place: Place) -> Found:
     backend = scene.backend
     assert backend.current_stream(place.index) == place.stream, "STR-002: it is not current"
-    backend.device_count()
-    backend.supports_dtype(torch.float32)
     for _ in range(2):
         with backend.use_stream(scene.busy.stream):
             backend.current_stream(scene.busy.index)

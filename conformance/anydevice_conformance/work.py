@@ -22,12 +22,12 @@ __all__ = ["LongWork", "is_done", "long_work", "still_running"]
 _WHOLE: Final = 0.03
 _ONE: Final = 0.0005
 _SIDE: Final = (128, 256, 512, 1024, 2048, 4096, 8192)
-#: Tries, each with twice the work: a busy machine may let short work finish early.
-_TRIES: Final = 8
+#: Tries, each with four times the work: a busy machine may let short work finish early.
+_TRIES: Final = 4
 #: So many times as long as an action is work that cannot end while the action is done, and so often
 #: it must have done so.
-_LONGER: Final = 4
-_TOLD: Final = 2
+_LONGER: Final = 8
+_TOLD: Final = 3
 
 
 class LongWork:
@@ -112,7 +112,7 @@ def still_running(
     alone, told = None, 0
     for attempt in range(tries):
         with backend.use_stream(stream):
-            result = work.run(2**attempt)
+            result = work.run(4**attempt)
         event = backend.record_event(stream)
         action()
         running = not is_done(event)
@@ -125,7 +125,8 @@ def still_running(
             return True
         if alone is None:
             alone = max(_seconds(subject, index, action) for _ in range(2))
-        told += _seconds(subject, index, lambda: work.run(2**attempt)) > _LONGER * alone  # noqa: B023
+        if told or _seconds(subject, index, lambda: work.run(4**attempt)) > _LONGER * alone:  # noqa: B023
+            told += 1
         if told == _TOLD:
             break
     return False

@@ -48,7 +48,6 @@ def test_STR_008_host_goes_on(subject: Subject, index: int) -> None:
                     index,
                     busy,
                     lambda name=name: act(name),  # type: ignore[misc]
-                    tries=7,
                 )
                 assert running, f"{name} stopped the host, or waited for the busy stream's work"
 
