@@ -24,7 +24,7 @@ class Place(NamedTuple):
     """A stream, and what lies on its device, made long before."""
 
     stream: Any
-    index: int
+    device: int
     small: torch.Tensor
     large: torch.Tensor
     event: Any
@@ -95,7 +95,7 @@ def _kernels(scene: Scene, kept: list[Any]) -> None:
 
 
 def _uploads(scene: Scene, kept: list[Any]) -> None:
-    put, index = scene.subject.put, scene.busy.index
+    put, index = scene.subject.put, scene.busy.device
     for first in range(scene.count if scene.pins else 0):
         kept.append(put(scene.small[first % 9 :], index, non_blocking=True))
     if scene.pins:
@@ -113,7 +113,7 @@ def _events(scene: Scene, kept: list[Any]) -> None:
     backend, stream = scene.backend, scene.busy.stream
     kept += [backend.record_event(stream) for _ in range(scene.count)]
     for event in kept[-1 : -scene.count - 1 : -10]:
-        backend.wait_event(scene.joined[scene.busy.index], event)
+        backend.wait_event(scene.joined[scene.busy.device], event)
         backend.wait_event(stream, event)
     del kept[-scene.count // 2 :]  # and some are gone while they are pending
 
@@ -123,20 +123,20 @@ def _waits(scene: Scene, kept: list[Any]) -> None:
     for place in scene.places:
         for _ in range(scene.count // 10 + 1):
             backend.wait_event(scene.busy.stream, backend.record_event(place.stream))
-        backend.wait_event(scene.joined[place.index], backend.record_event(scene.busy.stream))
+        backend.wait_event(scene.joined[place.device], backend.record_event(scene.busy.stream))
 
 
 def _waits_in_thread(scene: Scene, kept: list[Any]) -> None:
-    backend, joined = scene.backend, scene.joined[scene.busy.index]
+    backend, joined = scene.backend, scene.joined[scene.busy.device]
     in_thread(lambda: backend.wait_event(joined, backend.record_event(scene.busy.stream)))
 
 
 def _crossings(scene: Scene, kept: list[Any]) -> None:
     """Copies between devices are ordered with the current streams of both."""
-    here, other = scene.busy.index, scene.other_device(scene.busy.index)
+    here, other = scene.busy.device, scene.other_device(scene.busy.device)
     if here == other:
         return
-    resting = next(place.small for place in scene.places if place.index == other)
+    resting = next(place.small for place in scene.places if place.device == other)
     with scene.backend.use_stream(scene.joined[other]), scene.backend.use_stream(scene.busy.stream):
         for first in range(scene.count // 4 + 1):
             kept.append(scene.subject.put(scene.busy.small[first % 9 :], other, non_blocking=True))
@@ -146,11 +146,11 @@ def _crossings(scene: Scene, kept: list[Any]) -> None:
 
 def _passing(scene: Scene, kept: list[Any]) -> None:
     """Memory that comes and goes while its work is pending."""
-    there = scene.subject.device(scene.busy.index)
+    there = scene.subject.device(scene.busy.device)
     for _ in range(scene.count // 4 + 1):
         passing = torch.zeros(900, device=there) + 1
         del passing
-    scene.backend.current_stream(scene.busy.index)
+    scene.backend.current_stream(scene.busy.device)
 
 
 #: What is queued on the busy stream, by name: none of it stops the host.
@@ -176,14 +176,14 @@ def _kernel(scene: Scene, place: Place) -> Found:
 def _put_late(scene: Scene, place: Place) -> Found:
     put = scene.subject.put
     parts = [scene.small, scene.small[7:], scene.large]
-    return [(put(part, place.index, non_blocking=True), part) for part in parts]
+    return [(put(part, place.device, non_blocking=True), part) for part in parts]
 
 
 def _put(scene: Scene, place: Place) -> Found:
     tall = _SMALL.reshape(20, 30)
     parts = [_SMALL, _LARGE, tall.t(), tall[:, 3:7], tall[::2], _SMALL[:1].expand(9), scene.small]
     late = [(part, bool(number % 2)) for number, part in enumerate(parts)]
-    return [(scene.subject.put(p, place.index, non_blocking=late), p) for p, late in late]
+    return [(scene.subject.put(p, place.device, non_blocking=late), p) for p, late in late]
 
 
 def _fetch(scene: Scene, place: Place) -> Found:
@@ -202,16 +202,16 @@ def _fetch_late(scene: Scene, place: Place) -> Found:
 
 def _cross(scene: Scene, place: Place) -> Found:
     """To the next device, where an idle stream is current, and back."""
-    other = scene.other_device(place.index)
+    other = scene.other_device(place.device)
     to = [p for p in scene.places if p.index == other and p.stream != place.stream]
-    if other == place.index or not to:
+    if other == place.device or not to:
         return []
     with scene.backend.use_stream(to[-1].stream), scene.backend.use_stream(place.stream):
         there = [
             scene.subject.put(part, other, non_blocking=late)
             for part, late in itertools.product((place.small, place.large[1:]), (False, True))
         ]
-        back = scene.subject.put(there[1], place.index, non_blocking=True)
+        back = scene.subject.put(there[1], place.device, non_blocking=True)
     return [(back, _SMALL)]
 
 
@@ -220,7 +220,7 @@ def _pin(scene: Scene, place: Place) -> Found:
         return []
     found = [(scene.backend.pin_memory(part), part) for part in (_SMALL, _LARGE, _SMALL[::2])]
     moved = [
-        (scene.subject.put(pinned, place.index, non_blocking=True), part) for pinned, part in found
+        (scene.subject.put(pinned, place.device, non_blocking=True), part) for pinned, part in found
     ]
     return [*found, *moved]
 
@@ -229,12 +229,12 @@ def _streams(scene: Scene, place: Place) -> Found:
     """Work on new streams, but for those that drivers hand out again."""
     backend, found = scene.backend, []
     taken = [scene.busy.stream, *scene.joined.values()]
-    for stream in [backend.new_stream(place.index) for _ in range(3)]:
+    for stream in [backend.new_stream(place.device) for _ in range(3)]:
         if stream in taken:
             continue
         with backend.use_stream(stream):
-            assert backend.current_stream(place.index) == stream, "STR-002: it is not current"
-            value = scene.subject.put(_SMALL, place.index) + 5
+            assert backend.current_stream(place.device) == stream, "STR-002: it is not current"
+            value = scene.subject.put(_SMALL, place.device) + 5
         end = backend.record_event(stream)
         backend.wait_event(place.stream, end)
         backend.synchronize_event(end)
@@ -255,10 +255,10 @@ def _marks(scene: Scene, place: Place) -> Found:
 
 def _questions(scene: Scene, place: Place) -> Found:
     backend = scene.backend
-    assert backend.current_stream(place.index) == place.stream, "STR-002: it is not current"
+    assert backend.current_stream(place.device) == place.stream, "STR-002: it is not current"
     for _ in range(2):
         with backend.use_stream(scene.busy.stream):
-            backend.current_stream(scene.busy.index)
+            backend.current_stream(scene.busy.device)
     return []
 
 
