@@ -203,7 +203,7 @@ def _fetch_late(scene: Scene, place: Place) -> Found:
 def _cross(scene: Scene, place: Place) -> Found:
     """To the next device, where an idle stream is current, and back."""
     other = scene.other_device(place.device)
-    to = [p for p in scene.places if p.index == other and p.stream != place.stream]
+    to = [p for p in scene.places if p.device == other and p.stream != place.stream]
     if other == place.device or not to:
         return []
     with scene.backend.use_stream(to[-1].stream), scene.backend.use_stream(place.stream):
