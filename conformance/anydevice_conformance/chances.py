@@ -42,7 +42,9 @@ class Trial:
         host: draws parameters, on the host.
         places: draws where a rounded number is turned to.
         count: about how many numbers are drawn.
-        words: what was chosen, for a reader.
+        words: the distribution, and what was chosen, for a reader.
+        seed: of the choices.
+        turn: which of its trials this is.
         slack: how far a share may be off, by rounding.
     """
 
@@ -52,41 +54,46 @@ class Trial:
     host: torch.Generator
     places: torch.Generator
     count: int
-    words: list[str] = dataclasses.field(default_factory=list)
+    words: list[str]
+    seed: int
+    turn: int
     slack: float = 0.0
     _whole: torch.Tensor | None = None
     _mask: torch.Tensor | None = None
+    _choices: int = 0
 
     def one_of(self, *values: T) -> T:
-        """A choice, which is noted."""
-        chosen = self.dice.choice(values)
+        """A choice, which is noted; from turn to turn each value comes."""
+        self._choices += 1
+        start = random.Random(f"{self.seed} {self.words[0]} {self._choices}").randrange(len(values))
+        rounds = self.turn // len(values)
+        chosen = values[(start + self.turn + rounds * self._choices) % len(values)]
         self.words.append(short_name(chosen) if isinstance(chosen, torch.dtype) else f"{chosen}")
         return chosen
 
     def dtype(self, *dtypes: torch.dtype) -> torch.dtype:
-        """A dtype that the device has, float32 more often than others."""
+        """A dtype that the device has."""
         found = self.subject.supported(*dtypes)
-        if self.dice.random() < 0.4 and torch.float32 in found:
-            found = [torch.float32]
         dtype: torch.dtype = self.one_of(*found)
         if dtype.is_floating_point and dtype.itemsize < 4:
             self.slack = 2 * torch.finfo(dtype).eps
         return dtype
 
-    def shape(self) -> tuple[int, ...]:
-        """A shape of about as many elements as shall be drawn."""
+    def shape(self, wide: bool = False) -> tuple[int, ...]:
+        """A shape of about as many elements as shall be drawn; ``wide`` of several dimensions."""
         side = math.isqrt(self.count)
         exact = 1 << (self.count.bit_length() - 1)
-        shape: tuple[int, ...] = self.one_of(
+        several: list[tuple[int, ...]] = [(side, side + 2), (3, 5, side // 4, side // 4 + 1)]
+        if wide:
+            return self.one_of(*several)
+        return self.one_of(
             (self.count + 3,),
-            (side, side + 2),
-            (3, 5, side // 4, side // 4 + 1),
+            *several,
             (1, self.count),
             (exact,),
             (exact + 1,),
             (exact // 32 - 1, 1, 33),
         )
-        return shape
 
     def target(self, dtype: torch.dtype, shape: tuple[int, ...] | None = None) -> torch.Tensor:
         """A tensor to be filled, in some layout: `seen` looks at what stands around it."""
@@ -121,9 +128,10 @@ class Trial:
         """Parameters on the device; the values are rounded to what they are there."""
         rounded = values.to(dtype)
         values.copy_(rounded)
-        if self.subject.strided and values.dim() == 2 and self.dice.random() < 0.3:
+        if self.subject.strided and values.dim() > 1 and self.dice.random() < 0.6:
             self.words.append("of transposed parameters")
-            return rounded.t().contiguous().to(self.device).t()
+            back = tuple(range(values.dim()))[::-1]
+            return rounded.permute(back).contiguous().to(self.device).permute(back)
         return rounded.to(self.device)
 
     def uniform(self, *shape: int) -> torch.Tensor:

@@ -77,7 +77,7 @@ def _normal(t: Trial) -> torch.Tensor:
         shape = t.shape()
         x = t.seen(torch.normal(mean, deviation, shape, dtype=dtype, device=t.device))
     else:
-        shape = t.shape()
+        shape = t.shape(wide=True)
         means = 8 * t.uniform(*shape) - 4
         deviations = 0.1 + 3 * t.uniform(*shape)
         if form == "tensors":
@@ -203,7 +203,7 @@ def _bernoulli(t: Trial) -> torch.Tensor:
     form = t.one_of("in place", "in place by a tensor", "bernoulli of a tensor", "with p=")
     share = t.one_of(0.5, 0.003, 0.997, 0.2, 1 / 3, 0.0, 1.0)
     if form.endswith("tensor"):
-        shape = t.shape()
+        shape = t.shape(wide=True)
         shares = t.uniform(*shape)
         shares[shares < 0.05] = 0.0
         shares[shares > 0.95] = 1.0
@@ -227,7 +227,7 @@ def _bernoulli(t: Trial) -> torch.Tensor:
 
 def _poisson(t: Trial) -> torch.Tensor:
     dtype = t.dtype(*FLOATS)
-    shape = t.shape()
+    shape = t.shape(wide=True)
     most = t.one_of(1.0, 12.0, 40.0, *([2000.0] if dtype in _WIDE else []))
     rates = most * t.uniform(*shape)
     rates[rates < most / 20] = 0.0
@@ -239,7 +239,7 @@ def _poisson(t: Trial) -> torch.Tensor:
 
 def _binomial(t: Trial) -> torch.Tensor:
     dtype, most = t.dtype(*_WIDE), t.one_of(1, 5, 18)
-    shape = t.shape()
+    shape = t.shape(wide=True)
     counts = (t.uniform(*shape) * (most + 1)).floor()
     shares = t.uniform(*shape)
     x = t.seen(torch.binomial(t.tensor(counts, dtype), t.tensor(shares, dtype)))
@@ -259,7 +259,7 @@ def _binomial(t: Trial) -> torch.Tensor:
 
 def _gamma(t: Trial) -> torch.Tensor:
     dtype = t.dtype(*_WIDE)
-    form = 0.2 + t.one_of(1.0, 9.0, 60.0) * t.uniform(*t.shape())
+    form = 0.2 + t.one_of(1.0, 9.0, 60.0) * t.uniform(*t.shape(wide=True))
     x = t.seen(torch._standard_gamma(t.tensor(form, dtype)))
     share: torch.Tensor = special.gammainc(form, x)
     return share
