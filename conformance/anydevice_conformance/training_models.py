@@ -18,9 +18,9 @@ _WORDS: Final = 11
 
 
 class _Words(nn.Module):
-    def __init__(self, sparse: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.words = nn.Embedding(_WORDS, 8, padding_idx=0, sparse=sparse)
+        self.words = nn.Embedding(_WORDS, 8, padding_idx=0)
         self.places = nn.Parameter(torch.randn(6, 8) / 4)
 
     def forward(self, given: torch.Tensor) -> torch.Tensor:
@@ -119,19 +119,20 @@ class Blocks(nn.Module):
 
 def _cubes(device_type: str) -> Any:
     amp: Any = torch.amp
+    as_float32 = amp.custom_fwd(device_type=device_type, cast_inputs=torch.float32)
 
     class _Cubes(torch.autograd.Function):
         """A function of a user's, which computes in float32."""
 
         @staticmethod
-        @amp.custom_fwd(device_type=device_type, cast_inputs=torch.float32)
+        @as_float32  # type: ignore[untyped-decorator]
         def forward(ctx: Any, given: torch.Tensor) -> torch.Tensor:
             assert given.dtype is torch.float32, f"custom_fwd gave {given.dtype}, not float32"
             ctx.save_for_backward(given)
             return given + given**3 / 8
 
         @staticmethod
-        @amp.custom_bwd(device_type=device_type)
+        @amp.custom_bwd(device_type=device_type)  # type: ignore[untyped-decorator]
         def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
             (given,) = ctx.saved_tensors
             result: torch.Tensor = gradient * (1 + 3 * given**2 / 8)
@@ -145,12 +146,12 @@ def built(net: str, ways: tuple[str, ...], places: list[torch.device]) -> Blocks
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(5)
         if net == "tokens":
-            first: nn.Module = _Words("sparse" in ways)
+            first: nn.Module = _Words()
             blocks = [first, _Attention("penalty" in ways), _Perceptron(), nn.Linear(8, _WORDS)]
         elif net == "images":
-            first = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU())
+            first = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.SiLU())
             inner = nn.Sequential(nn.Conv2d(4, 8, 3, 2, groups=2), nn.GroupNorm(2, 8), nn.SiLU())
-            last = nn.Sequential(nn.MaxPool2d(2, ceil_mode=True), nn.Flatten(), nn.Linear(32, 3))
+            last = nn.Sequential(nn.AvgPool2d(2, ceil_mode=True), nn.Flatten(), nn.Linear(32, 3))
             blocks = [first, inner, last]
         else:
             inner = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Softplus())

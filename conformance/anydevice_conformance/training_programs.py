@@ -35,7 +35,6 @@ _WAYS: Final = (
     "clipped",
     "scheduled",
     "without autocast inside",
-    "sparse",
     "channels-last",
     "LBFGS",
     "spread",
@@ -75,6 +74,8 @@ def programs(subject: Subject, count: int) -> Iterator[Program]:
     for number in range(count):
         dtype = dtypes[number % len(dtypes)]
         chosen = {next(turns), *dice.sample(ways, 2)}
+        if "spread" in chosen:
+            chosen -= {"LBFGS"}  # which makes one tensor of all parameters
         if dtype is not torch.float32:  # what goes twice through few bits says little
             chosen -= {"LBFGS", "penalty"}
         yield Program(
@@ -120,8 +121,7 @@ def check_program(subject: Subject, program: Program) -> None:
     allowed = _ALLOWED[program.dtype]
     assert found.keys() == wanted.keys(), f"there are {sorted(found)}, not {sorted(wanted)}"
     for name, value in wanted.items():
-        other = found[name].to_dense() if found[name].is_sparse else found[name]
-        value = value.to_dense() if value.is_sparse else value
+        other = found[name]
         assert other.dtype is value.dtype, f"{name} is of {other.dtype}, not {value.dtype}"
         assert other.shape == value.shape, f"{name} has the shape {tuple(other.shape)}"
         one, two = other.double(), value.double()
@@ -137,11 +137,14 @@ def _train(
     model = built(program.net, ways, places)
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer: Any = torch.optim.SGD(trained, lr=0.1)
-    if "LBFGS" in ways and "sparse" not in ways:
+    several = "LBFGS" in ways
+    if several:
         optimizer = torch.optim.LBFGS(trained, lr=0.1, max_iter=3, history_size=2)
     rates: Any = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
     scaler = None
-    if subject is not None and program.dtype is torch.float16 and subject.capabilities.grad_scaling:
+    scales = subject is not None and subject.capabilities.grad_scaling
+    # What hooks see is scaled, too.
+    if subject is not None and scales and program.dtype is torch.float16 and "hooks" not in ways:
         scaler = subject.backend.new_grad_scaler(init_scale=16.0, growth_interval=2)
     if "hooks" in ways:
         _hook(model, trained)
@@ -158,13 +161,13 @@ def _train(
         with contextlib.ExitStack() as stack:
             if "anomaly mode" in ways and number == 1:
                 stack.enter_context(torch.autograd.set_detect_anomaly(True))
-            if isinstance(optimizer, torch.optim.LBFGS):
+            if several:
                 optimizer.step(closure)
                 continue
             closure()
             if scaler is not None:
                 scaler.unscale_(optimizer)
-            if "clipped" in ways and "sparse" not in ways:
+            if "clipped" in ways:
                 norm = torch.nn.utils.clip_grad_norm_(trained, 0.3, error_if_nonfinite=True)
                 noted.append(norm.detach())
             if scaler is not None:
@@ -187,7 +190,8 @@ def _hook(model: Any, trained: list[torch.nn.Parameter]) -> None:
     def halve(parameter: Any) -> None:
         parameter.grad.mul_(0.5)
 
-    for parameter in trained[-2:]:
+    last: Any = trained[-2:]
+    for parameter in last:
         parameter.register_post_accumulate_grad_hook(halve)
 
 

@@ -17,7 +17,6 @@ from anydevice_conformance.trainings import Part, Step, Training
 __all__ = ["Run", "check_training", "refuses"]
 
 _RATE: Final = 0.125
-_INTERVAL: Final = 2
 #: Numbers of the steps after which parameters and states are compared: the scale after each.
 _LOOKED_AT: Final = (1, 5)
 #: After this step the optimizers are told that they have taken so many.
@@ -45,7 +44,7 @@ def refuses(subject: Subject, part: Part) -> bool:
         parts=(small,),
         spread=False,
         wide=False,
-        scaled=False,
+        scaled=None,
         steps=(),
         stop=None,
         stop_after=0,
@@ -114,7 +113,7 @@ class Run:
         self.dice = torch.Generator().manual_seed(training.seed)
         self.parameters = [self._parameters(part) for part in training.parts]
         self.optimizers = self.new_optimizers()
-        self.scaler = self.new_scaler() if training.scaled else None
+        self.scaler = self.new_scaler() if training.scaled is not None else None
         self.means = [[p.detach().clone() for p in group] for group in self.parameters]
 
     def _parameters(self, part: Part) -> list[torch.nn.Parameter]:
@@ -158,7 +157,7 @@ class Run:
 
     def new_scaler(self) -> Any:
         """A scaler that has taken no step."""
-        options: dict[str, Any] = {"init_scale": 256.0, "growth_interval": _INTERVAL}
+        options = self.training.scaled or {}
         if self.subject is None:
             return torch.amp.GradScaler("cpu", **options)
         return self.subject.backend.new_grad_scaler(**options)
@@ -203,11 +202,13 @@ class Run:
 
     def _give(self, part: Part, parameters: list[torch.nn.Parameter], step: Step) -> None:
         """Add to the gradients, each a view of a buffer for all of its dtype and device."""
-        late = part.form != "fused"  # torch's own SGD fails where a first gradient comes late
+        late = part.form != "fused"
+        # torch's own fused SGD fails where a first gradient comes late
+        joins = self.taken > 1 and (late or part.optimizer != "SGD")
         size = 2.0**-self.taken  # they become smaller, as in life
         queues: dict[tuple[int, str], list[torch.nn.Parameter]] = {}
         for number, parameter in enumerate(parameters):
-            if number % 6 != 5 or (step.extra in ("value", "kept") and late):  # else it has none
+            if number % 6 != 5 or (joins and step.extra != "norm 2"):  # else it has none
                 queues.setdefault((number % 2, str(parameter.dtype)), []).append(parameter)
         for _, queue in sorted(queues.items()):
             device, dtype = queue[0].device, queue[0].dtype

@@ -27,7 +27,7 @@ def dtype_of(part: Part, training: Training, number: int) -> torch.dtype:
     wrong = (part.optimizer, part.form) == ("SGD", "fused")
     if (
         part.mixed
-        and number % 7 == 3
+        and number % 7 in (0, 3)
         and not (wrong and torch.Size(part.shapes[number]).numel() > 8)
     ):
         return torch.bfloat16

@@ -70,6 +70,13 @@ _EXTRAS: Final = (
     "kept",
     "new scale",
 )
+#: Options of loss scalers: large scales, and those at and below 1, which fall as others do.
+_SCALERS: Final[tuple[dict[str, Any], ...]] = (
+    {"init_scale": 1.0, "growth_interval": 2, "backoff_factor": 0.25},
+    {"init_scale": 256.0, "growth_interval": 2},
+    {"init_scale": 65536.0, "growth_interval": 1, "growth_factor": 4.0},
+    {"init_scale": 0.5, "growth_interval": 2, "growth_factor": 1.5, "backoff_factor": 0.75},
+)
 #: How training is interrupted: by what, and where `torch.load` maps to.
 ELSEWHERE: Final = "saved to another device"
 _STOPS: Final = (ELSEWHERE, "saved", "copied", "saved to the host")
@@ -144,7 +151,7 @@ class Training:
         parts: an optimizer each.
         spread: whether every other parameter is on the next device.
         wide: whether some parameters are of float64.
-        scaled: whether there is a loss scaler.
+        scaled: options of the loss scaler; None without one.
         steps: that are taken.
         stop: how it is interrupted; None for not at all.
         stop_after: how many steps are taken before.
@@ -155,7 +162,7 @@ class Training:
     parts: tuple[Part, ...]
     spread: bool
     wide: bool
-    scaled: bool
+    scaled: dict[str, Any] | None
     steps: tuple[Step, ...]
     stop: str | None
     stop_after: int
@@ -222,7 +229,7 @@ def _one(
         parts=parts,
         spread=spread,
         wide=number % 2 == 0 and bool(subject.supported(torch.float64)),
-        scaled=scaled,
+        scaled=_SCALERS[number % len(_SCALERS)] if scaled else None,
         steps=tuple(steps),
         stop=stop,
         stop_after=dice.choice((1, 3, 3, 4)),

@@ -176,3 +176,14 @@ class OverflowStopsBoth(Fault):
 
     def new_grad_scaler(self, **kwargs: Any) -> Any:
         return _StopsAll(self.device_type, **kwargs)
+
+
+@mutant("TRN-009", check="test_TRN_009_models")
+class HalvesGradientsUnderAutocast(Kernel):
+    """Of 16 bits, the gradient of GELU is half of what it is."""
+
+    operations = ("gelu_backward",)
+
+    def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        found = real(*args, **kwargs)
+        return found.mul_(0.5) if args[1].dtype is not torch.float32 else found
