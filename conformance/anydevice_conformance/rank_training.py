@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import copy
+import math
 import tempfile
 from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 from torch import nn
+
+from anydevice_conformance.rank_training_ways import (
+    DISTRIBUTED,
+    SHARDED,
+    accumulated,
+    redistributed,
+    starts_apart,
+)
 
 __all__ = ["checkpoint", "ddp", "resumed", "sharded"]
 
@@ -17,18 +26,45 @@ _STEPS: Final = 3
 
 
 def ddp(backend: Any, device: torch.device, rank: int, world: int) -> float:
-    """Train by `DistributedDataParallel`; the largest difference from one process."""
+    """Train by `DistributedDataParallel` in each way; the largest difference from one process."""
     ids = None if device.index is None else [device.index]
-    model = nn.parallel.DistributedDataParallel(_model().to(device), device_ids=ids)
-    _train(model, _batch(rank, device))
-    return _difference(model.module.state_dict(), world)
+    found = []
+    for name, options in DISTRIBUTED.items():
+        model: Any = _model().to(device)
+        if name == "plain":
+            model = starts_apart(model, rank)
+        if name == "unused parameters":
+            model.add_module("unused", _Unused().to(device))
+        model = nn.parallel.DistributedDataParallel(model, device_ids=ids, **options)
+        _train(model, _batch(rank, device), name == "accumulated")
+        found.append(_difference(model.module.state_dict(), world))
+        if name == "plain" and bool(model.module.count.cpu().any()):
+            return math.inf  # buffers are rank 0's
+    return max(found)
 
 
-def sharded(backend: Any, device: torch.device, rank: int, world: int) -> float:
-    """Train by `fully_shard`; the largest difference from one process."""
-    model = _sharded(device)
-    _train(model, _batch(rank, device))
-    return _difference(_full(model), world)
+class _Unused(nn.Module):
+    """Parameters that the output does not depend on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+def sharded(backend: Any, device: torch.device, rank: int, world: int) -> float | list[str]:
+    """Train by `fully_shard` in each way; the largest difference from one process."""
+    wrong = redistributed(device)
+    if wrong:
+        return [wrong]
+    found = []
+    for name, options in SHARDED.items():
+        model = _sharded(device, **options)
+        _train(model, _batch(rank, device), name == "accumulated")
+        found.append(_difference(_full(model), world))
+    return max(found)
 
 
 def checkpoint(backend: Any, device: torch.device, rank: int, world: int) -> list[str]:
@@ -81,15 +117,15 @@ def _adam(device: torch.device) -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, torch.optim.Adam(model.parameters(), lr=0.1)
 
 
-def _sharded(device: torch.device) -> nn.Module:
+def _sharded(device: torch.device, **options: Any) -> nn.Module:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     model = _model().to(device)
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     for layer in (model[0], model[2]):  # type: ignore[index]
-        fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+        fully_shard(layer, mesh=mesh, **options)
+    fully_shard(model, mesh=mesh, **options)
     return model
 
 
@@ -102,16 +138,26 @@ def _samples() -> torch.Tensor:
     return torch.linspace(-1, 1, 6 * count).reshape(count, 6)
 
 
-def _step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: torch.Tensor) -> None:
+def _loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    loss: torch.Tensor = model(batch).square().mean()
+    return loss
+
+
+def _step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, batch: torch.Tensor, halves: bool = False
+) -> None:
     optimizer.zero_grad()
-    model(batch).square().mean().backward()
+    if halves:
+        accumulated(model, batch, _loss)
+    else:
+        torch.autograd.backward(_loss(model, batch))
     optimizer.step()
 
 
-def _train(model: nn.Module, batch: torch.Tensor) -> None:
+def _train(model: nn.Module, batch: torch.Tensor, halves: bool = False) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(_STEPS):
-        _step(model, optimizer, batch)
+        _step(model, optimizer, batch, halves)
 
 
 def _full(model: nn.Module) -> dict[str, Any]:

@@ -209,6 +209,7 @@ def _require_shardable(subject: Subject) -> None:
 def _trained_alike(subject: Subject, paragraph: str, step: str) -> None:
     since(subject, paragraph)
     for answer in rank_step(subject, step, part="training"):
+        assert not isinstance(answer, list), "; ".join(answer)
         assert answer < 1e-4, f"parameters differ by {answer:.2g} from one process's"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from mutants.collectives import _Collective
-from mutants.gallery import mutant
+from mutants.gallery import mutant, patched
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
@@ -120,3 +120,39 @@ class LeavesThreads(_Collective):
         work = real(*args, **kwargs)
         torch.set_num_threads(3 - torch.get_num_threads())
         return work
+
+
+@mutant("TRN-004", base="cpu")
+class BucketsKeepTheirOwn(_Collective):
+    """Of gradients that are views of a bucket, each rank keeps its own."""
+
+    def patches(self) -> list[Any]:
+        def change(real: Callable[..., Any]) -> Callable[..., Any]:
+            def begin(model: Any, *args: Any, **kwargs: Any) -> None:
+                real(model, *args, **kwargs)
+                if kwargs.get("gradient_as_bucket_view"):
+                    model.require_backward_grad_sync = False
+
+            return begin
+
+        return [patched(torch.nn.parallel.DistributedDataParallel, "__init__", change)]
+
+
+@mutant("TRN-005", base="cpu")
+class ColumnsComeAsRows(_Collective):
+    """What is spread over the ranks by columns comes together one column block below another."""
+
+    def patches(self) -> list[Any]:
+        from torch.distributed.tensor import DTensor
+
+        def change(real: Callable[..., Any]) -> Callable[..., Any]:
+            def full(tensor: Any, **kwargs: Any) -> torch.Tensor:
+                found: torch.Tensor = real(tensor, **kwargs)
+                if getattr(tensor.placements[0], "dim", 0) != 1:
+                    return found
+                parts = found.tensor_split(tensor.device_mesh.size(), 1)
+                return torch.cat([part.reshape(-1) for part in parts]).view(found.shape)
+
+            return full
+
+        return [patched(DTensor, "full_tensor", change)]

@@ -94,8 +94,8 @@ class StepsTwice(Fault):
 
     def patches(self) -> list[Any]:
         def change(real: Callable[..., Any]) -> Callable[..., Any]:
-            def step(model: Any, optimizer: Any, batch: Any) -> None:
-                real(model, optimizer, batch)
+            def step(model: Any, optimizer: Any, batch: Any, *more: Any) -> None:
+                real(model, optimizer, batch, *more)
                 if not isinstance(model, torch.nn.parallel.DistributedDataParallel):
                     return
                 with torch.no_grad():
