@@ -257,7 +257,7 @@ def state(subject: Subject) -> State:
         # The host's generator is the host's own device's.
         b"" if subject.is_host else torch.default_generator.get_state().numpy().tobytes(),
         torch.are_deterministic_algorithms_enabled(),
-        _defaults(subject)[2:4],
+        (_autocasts(subject.type), _autocasts("cpu")),
     )
 
 

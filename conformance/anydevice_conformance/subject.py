@@ -83,7 +83,10 @@ class Subject:
     @property
     def capabilities(self) -> Capabilities:
         """What is claimed, and what is assumed."""
-        return dataclasses.replace(self.backend.capabilities, **dict.fromkeys(self.assumed, True))
+        claimed = self.backend.capabilities
+        if not self.assumed:
+            return claimed
+        return dataclasses.replace(claimed, **dict.fromkeys(self.assumed, True))
 
     @functools.cached_property
     def indices(self) -> list[int]:
