@@ -219,6 +219,11 @@ def _streams(backend: Any, index: int, number: int) -> Any:
         return backend.move(there, torch.device("cpu")).tolist()
 
 
+def _memory(backend: Any, index: int, number: int) -> Any:
+    found = backend.memory_info(index)
+    return [found.total, found.shared_with_host]
+
+
 def _pins(backend: Any, index: int, number: int) -> Any:
     import torch
 
@@ -245,7 +250,7 @@ MEMBERS: Final[dict[str, Callable[[Any, int, int], Any]]] = {
     "device_name": lambda backend, index, number: backend.device_name(index),
     "local_device": lambda backend, index, number: backend.local_device(index),
     "supports_dtype": _dtypes,
-    "memory_info": lambda backend, index, number: backend.memory_info(index).total,
+    "memory_info": _memory,
     "autocast_dtypes": lambda backend, index, number: sorted(map(str, backend.autocast_dtypes())),
     "numa_node": lambda backend, index, number: backend.numa_node(index),
     "driver_version": lambda backend, index, number: backend.driver_version(),

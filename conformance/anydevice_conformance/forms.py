@@ -1,4 +1,4 @@
-"""Moves of tensors with sizes of one in any dimension, and of views with wide rows and pitches.
+"""Moves of views of every form: sizes of one, gaps in any dimension, wide rows, pending signs.
 
 Where a size is one its stride says nothing, and drivers take a layout for another. Views of wide
 matrices are copied row by row, by calls that keep widths, pitches and heights in few bits.
@@ -6,19 +6,23 @@ matrices are copied row by row, by calls that keep widths, pitches and heights i
 
 from __future__ import annotations
 
+import gc
 import itertools
+import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Final
 
 import torch
 
 from anydevice_conformance.covering import covering_situations
 from anydevice_conformance.data import same_bits, short_name
+from anydevice_conformance.holdings import allocated
 from anydevice_conformance.ladders import random_bytes
 from anydevice_conformance.layouts import LAYOUTS, is_dense, overlaps
 from anydevice_conformance.moves import Place, place_name
 from anydevice_conformance.moving import read
-from anydevice_conformance.situations import restored, run_in, surroundings
+from anydevice_conformance.situations import MODES, Situation, restored, run_in, surroundings
 from anydevice_conformance.subject import Subject
 
 __all__ = ["check_forms"]
@@ -30,6 +34,8 @@ _SIZES: Final = (3, 5, 4, 2, 6)
 _DIMENSIONS: Final = 5
 #: The dtypes that take turns: of each number of bytes one.
 _DTYPES: Final = (torch.uint8, torch.float32, torch.bfloat16, torch.float64)
+#: The last so many copies may be kept until they are known to be done.
+_IN_FLIGHT: Final = 16
 #: Rows above 64 KiB, more than 65,535 rows, and wide gaps between them.
 _WIDE: Final[tuple[_Form, ...]] = (
     ((3, 70_001), (70_004, 1), 1),
@@ -87,8 +93,30 @@ def _layouts_of_ones() -> Iterator[_Form]:
                     yield shape, view.stride(), 3
 
 
+def _of_gaps() -> Iterator[_Form]:
+    """Dense in each order, but for one or two dimensions that are expanded, stepped or padded."""
+    for dims in range(1, 5):
+        shape = _SIZES[:dims]
+        for order in list(itertools.permutations(range(dims)))[:: 1 if dims < 4 else 5]:
+            for odd in itertools.chain(*(itertools.combinations(range(dims), n) for n in (1, 2))):
+                for gap in ("expanded", "stepped", "padded"):
+                    yield shape, _with_gaps(shape, order, odd, gap), 1
+
+
+def _with_gaps(
+    shape: tuple[int, ...], order: tuple[int, ...], odd: tuple[int, ...], gap: str
+) -> tuple[int, ...]:
+    strides, step = [0] * len(shape), 1
+    for place in reversed(order):
+        if place in odd and gap == "expanded":
+            continue
+        strides[place] = step * (2 if place in odd and gap == "stepped" else 1)
+        step = strides[place] * shape[place] + (place in odd and gap == "padded")
+    return tuple(strides)
+
+
 def _small(quick: bool, turn: int) -> list[_Form]:
-    forms = list(dict.fromkeys((*_of_ones(), *_layouts_of_ones())))
+    forms = list(dict.fromkeys((*_of_ones(), *_layouts_of_ones(), *_of_gaps())))
     return forms[turn % 3 :: 3] if quick else forms
 
 
@@ -102,6 +130,7 @@ def check_forms(subject: Subject, source: Place, target: Place, turn: int) -> No
     if subject.is_host or not subject.strided or min(map(subject.room, places)) < 24 << 20:
         return
     dtypes, every = subject.supported(*_DTYPES), covering_situations(subject)
+    before = {i: allocated(subject, i) for i in subject.indices}
     for number, forms in enumerate((_small(subject.quick, turn), list(_WIDE))):
         for part in range(4):
             dtype = dtypes[(turn + part) % len(dtypes)]
@@ -123,6 +152,57 @@ def check_forms(subject: Subject, source: Place, target: Place, turn: int) -> No
 
             with restored(subject):
                 run_in(subject, situation, work)
+    _check_signs(subject, source, target, turn)
+    _assert_nothing_kept(subject, source, target, before)
+
+
+def _check_signs(subject: Subject, source: Place, target: Place, turn: int) -> None:
+    """The small forms with a pending conjugation or sign, in each gradient mode."""
+    ways = [d for d in (torch.complex64, torch.float64) if subject.supported(d, d.to_complex())[1:]]
+    modes = [mode for mode in MODES if mode != "inference_mode" or subject.infers]
+    index = target if target is not None else source or 0
+    for number, (dtype, mode) in enumerate(itertools.product(ways, modes)):
+        words = f"{short_name(dtype)}, sign pending, from {place_name(source)} to "
+        words += f"{place_name(target)}; {mode}"
+        forms = _small(True, turn + number)[:: 2 if subject.quick else 1]
+        with restored(subject):
+            for late in (False, True):
+                run_in(
+                    subject,
+                    Situation(index, mode=mode),
+                    partial(
+                        _move_all,
+                        subject,
+                        (source, target),
+                        forms[late::2],
+                        dtype,
+                        late,
+                        words,
+                        True,
+                    ),
+                )
+
+
+def _assert_nothing_kept(
+    subject: Subject, source: Place, target: Place, before: dict[int, int]
+) -> None:
+    """No device has more in tensors than one buffer for all, as large as the largest."""
+    here, there = (
+        torch.device("cpu") if place is None else subject.device(place)
+        for place in (source, target)
+    )
+    start = torch.ones(2).to(here)
+    for _ in range(_IN_FLIGHT + 1):  # the last few copies may be kept until the next ones
+        subject.backend.move(start, there, non_blocking=True)
+    del start
+    subject.synchronize_all()
+    gc.collect()
+    grown = {i: allocated(subject, i) - was for i, was in before.items()}
+    most = max(math.prod(form[0]) for form in _WIDE) * 8 + (64 << 10)
+    assert max(grown.values()) <= most, (
+        f"MEM-014: after moves of {len(_WIDE)} wide forms and many small ones from "
+        f"{place_name(source)} to {place_name(target)}, all gone, devices have {grown} bytes more"
+    )
 
 
 def _move_all(
@@ -132,22 +212,31 @@ def _move_all(
     dtype: torch.dtype,
     late: bool,
     words: str,
+    signed: bool = False,
 ) -> None:
     here, there = (torch.device("cpu") if place is None else subject.device(place) for place in way)
     count = max((_extent(form) for form in forms), default=0)
     values = random_bytes(subject, count * dtype.itemsize).clone().view(dtype)
+    if signed:  # whose signs may be changed
+        values = random_bytes(subject, count).to(dtype) * (1 + 2j if dtype.is_complex else 1)
     storage = values.to(here)
     checks: list[Callable[[], None]] = []
     for form in forms:
-        part = storage.as_strided(*form)
+        part, expected = storage.as_strided(*form), values.as_strided(*form)
+        if signed:
+            part, expected = _signed(part), _signed(expected)
         with surroundings(subject):
             moved = subject.backend.move(part, there, non_blocking=late)
         told = f"a view of shape, strides and offset {form}, {words}{', non-blocking' * late}"
-        checks.append(lambda f=form, p=part, m=moved, t=told: _assert_right(values, f, p, m, t))  # type: ignore[misc]
+        checks.append(partial(_assert_right, expected, part, moved, told))
         if len(checks) >= (9 if count > 1 << 16 else 200):
             _end(subject, checks)
     _end(subject, checks)
     assert same_bits(read(storage), values), f"MOV-009: moving views of it changed {words}"
+
+
+def _signed(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.conj() if tensor.is_complex() else torch._neg_view(tensor)
 
 
 def _end(subject: Subject, checks: list[Callable[[], None]]) -> None:
@@ -163,11 +252,11 @@ def _extent(form: _Form) -> int:
 
 
 def _assert_right(
-    values: torch.Tensor, form: _Form, source: torch.Tensor, moved: torch.Tensor, words: str
+    expected: torch.Tensor, source: torch.Tensor, moved: torch.Tensor, words: str
 ) -> None:
     assert moved.dtype is source.dtype, f"MOV-001: became {moved.dtype}: {words}"
     assert moved.shape == source.shape, f"MOV-001: became {tuple(moved.shape)}: {words}"
-    assert same_bits(read(moved), values.as_strided(*form)), f"MOV-001: the values changed: {words}"
+    assert same_bits(read(moved), read(expected)), f"MOV-001: the values changed: {words}"
     assert moved.stride() == source.stride() or not is_dense(source), (
         f"MOV-007: strides became {moved.stride()}: {words}"
     )

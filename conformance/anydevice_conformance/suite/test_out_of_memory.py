@@ -179,9 +179,22 @@ def test_OOM_007_answers_for_anything(subject: Subject) -> None:
         def __str__(self) -> str:
             return ""
 
+    class MuteError(RuntimeError):
+        def __str__(self) -> str:
+            raise TypeError("it has no words")
+
+        __repr__ = object.__repr__
+
     chained = RuntimeError("outer")
     chained.__cause__ = ValueError("inner")
-    group: list[BaseException] = [OddError(), Exception(), RuntimeError(), RuntimeError(7), chained]
+    group: list[BaseException] = [
+        OddError(),
+        MuteError(),
+        Exception(),
+        RuntimeError(),
+        RuntimeError(7),
+        chained,
+    ]
     group += [
         KeyboardInterrupt(),
         GeneratorExit(),

@@ -3,9 +3,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
+from anydevice_conformance.holdings import allocated
+from anydevice_conformance.moves import Place, place_name
 from anydevice_conformance.moving import flags_of
 from anydevice_conformance.outcomes import left_out
 from anydevice_conformance.situations import Situation, restored, run_in, state
@@ -13,6 +19,8 @@ from anydevice_conformance.subject import Subject
 
 #: More than any machine has, and what an address can still name.
 _ABSURD = 1 << 46
+#: Bytes of what a source is a view of.
+_KEPT = 1 << 16
 
 
 def test_OOM_006_move_raises_it(subject: Subject, index: int) -> None:
@@ -57,6 +65,9 @@ def test_OOM_006_move_raises_it(subject: Subject, index: int) -> None:
     others = [other for other in subject.indices if other != index]
     for other in others[-1:] if subject.strided else []:
         _assert_no_room_between(subject, other, index, size)
+    for place in (None, *others[-1:]) if subject.strided else ():
+        for late in (False, True):
+            _assert_source_let_go(subject, place, index, size, late)
 
 
 def _assert_no_room_between(subject: Subject, source: int, target: int, size: int) -> None:
@@ -69,3 +80,23 @@ def _assert_no_room_between(subject: Subject, source: int, target: int, size: in
     )
     assert subject.is_on(there, source), f"the source is on {there.device}"
     assert subject.fetch(there[:1] + there[-1:]).item() == 2, "the source changed"
+
+
+def _assert_source_let_go(
+    subject: Subject, source: Place, target: int, size: int, late: bool
+) -> None:
+    """What could not be moved is gone once its user lets go of it."""
+    here = torch.device("cpu") if source is None else subject.device(source)
+    before = {i: allocated(subject, i) for i in subject.indices}
+    start = torch.ones(_KEPT, dtype=torch.uint8).to(here)
+    alive = StorageWeakRef(start.untyped_storage())  # type: ignore[no-untyped-call]
+    with contextlib.suppress(Exception):
+        subject.put(start[:1].expand(size), target, non_blocking=late)
+    del start
+    subject.synchronize_all()
+    gc.collect()
+    words = f"a move from {place_name(source)} to device {target} that had no room"
+    assert alive.expired(), f"OOM-004: {words} keeps its source"  # type: ignore[no-untyped-call]
+    for i, was in before.items():
+        found = allocated(subject, i)
+        assert found <= was, f"OOM-004: {words} left {found - was} bytes on device {i}"

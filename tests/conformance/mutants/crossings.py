@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 from mutants.gallery import Fault, mutant, patched
-from mutants.moving import MaybeMoved, Move, is_from_host
+from mutants.moving import MaybeMoved, Move, is_from_host, is_to_host
 
 
 @mutant("MOV-026")
@@ -166,3 +166,32 @@ class TheSourceGoesOn(Fault):
         moved.record_stream(self.current_stream(there))
         self.current_stream(there).wait_stream(target)
         return moved
+
+
+@mutant("MOV-026", check="test_MOV_026_every_combination_between_devices")
+class MiddlesAreNotRepeated(Move):
+    """Between devices only the first of what is expanded over a dimension in the middle arrives."""
+
+    def after(self, moved: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        crosses = source.device.type == moved.device.type and not moved.requires_grad
+        if crosses and moved.dim() == 3 and source.stride(1) == 0 and moved.shape[1] > 1:
+            with torch.inference_mode(moved.is_inference()):
+                moved[:, 1:] = 0
+        return moved
+
+
+@mutant("MEM-014", check="test_MOV_025_every_combination")
+class StagingByShape(Move):
+    """Staging for what is not contiguous is kept on the device, one for each shape."""
+
+    def __init__(self) -> None:
+        self._kept: dict[object, torch.Tensor] = {}
+
+    def before(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+        if is_to_host(tensor, device) and not tensor.is_contiguous():
+            key = tensor.device, tensor.shape, tensor.dtype
+            if key not in self._kept:
+                self._kept[key] = torch.empty(
+                    tensor.shape, dtype=tensor.dtype, device=tensor.device
+                )
+        return tensor

@@ -133,3 +133,21 @@ class SideStreamsFindNoRoom(Fault):
             if aside and size > self.module.mem_get_info(index)[0]:
                 raise torch.OutOfMemoryError(f"no room for {size} bytes")
         return super().move(tensor, device, non_blocking=non_blocking)
+
+
+@mutant("OOM-006")
+class KeepsWhatHadNoRoom(Fault):
+    """What could not be moved between devices is kept for a second try."""
+
+    def __init__(self) -> None:
+        self._again: dict[object, torch.Tensor] = {}
+
+    def move(
+        self, tensor: torch.Tensor, device: torch.device, *, non_blocking: bool = False
+    ) -> torch.Tensor:
+        try:
+            return super().move(tensor, device, non_blocking=non_blocking)
+        except torch.OutOfMemoryError:
+            if tensor.device.type != "cpu":
+                self._again[device] = tensor.detach()
+            raise
