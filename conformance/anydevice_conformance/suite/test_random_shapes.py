@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import random
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -111,6 +112,37 @@ _DEEP_DRAWS: Final[dict[str, tuple[Callable[[torch.device], Any], _Quantiles]]] 
     "normal_": (lambda d: _empty(d).normal_(), (-_NORMAL, _NORMAL)),
     "uniform_": (lambda d: _empty(d).uniform_(), (_RARE, 1 - _RARE)),
 }
+
+
+#: Name to a way to draw many ones with a probability.
+_ONES: Final[dict[str, Callable[[torch.device, float], Any]]] = {
+    "bernoulli_": lambda d, p: torch.empty(_APART, device=d).bernoulli_(p),
+    "bernoulli": lambda d, p: torch.bernoulli(torch.full((_APART,), p, device=d)),
+    "dropout": lambda d, p: torch.nn.functional.dropout(torch.ones(_APART, device=d), 1 - p, True),
+    "multinomial": lambda d, p: torch.multinomial(
+        torch.tensor([1 - p, p]).to(d), _APART, replacement=True
+    ),
+}
+
+
+def test_RNG_006_probabilities(subject: Subject) -> None:
+    """What is drawn with a probability comes as often, also where that is close to 0 or 1.
+
+    Found: a probability that is rounded.
+    Fix: compare a random number of as many digits as the probability has.
+    """
+    subject.backend.manual_seed_all(subject.seed + 22)
+    for number, (name, draw) in enumerate(_ONES.items()):
+        index = subject.indices[number % len(subject.indices)]
+        for share in (0.003, 0.997):
+            try:
+                found = subject.fetch(draw(subject.device(index), share))
+            except (NotImplementedError, RuntimeError):
+                break
+            ones, wanted = int(found.bool().sum()), share * _APART
+            assert abs(ones - wanted) < 6 * math.sqrt(wanted * (1 - share)) + 1, (
+                f"{name} with the probability {share} gave {ones} ones of {_APART}, not {wanted:g}"
+            )
 
 
 def test_RNG_006_rare_numbers(subject: Subject) -> None:
