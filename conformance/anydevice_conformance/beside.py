@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from anydevice_conformance.beside_work import DONE, ENDS, QUEUED, Place, Scene
+from anydevice_conformance.beside_work import DONE, QUEUED, Place, Scene
 from anydevice_conformance.covering import covering_situations
 from anydevice_conformance.data import same_bits
 from anydevice_conformance.moving import read
 from anydevice_conformance.situations import Situation, restored, run_in
 from anydevice_conformance.stream_ways import WAYS, work_on
 from anydevice_conformance.subject import Subject
+from anydevice_conformance.threads import in_thread
 from anydevice_conformance.work import still_running
 
 __all__ = ["Beside", "check_beside", "examples_beside"]
@@ -27,6 +28,27 @@ __all__ = ["Beside", "check_beside", "examples_beside"]
 _MANY: Final = 140
 _FEW: Final = 3
 _NOTHING: Final = "nothing"
+
+
+def _by_event(scene: Scene, place: Place) -> None:
+    scene.backend.synchronize_event(scene.backend.record_event(place.stream))
+
+
+def _by_event_in_thread(scene: Scene, place: Place) -> None:
+    in_thread(lambda: _by_event(scene, place))
+
+
+def _by_copy(scene: Scene, place: Place) -> None:
+    with scene.backend.use_stream(place.stream):
+        scene.subject.fetch(place.small[:1])
+
+
+#: How the host waits for a stream, by name.
+ENDS: Final[dict[str, Callable[[Scene, Place], None]]] = {
+    "an event": _by_event,
+    "a blocking copy": _by_copy,
+    "an event, in a thread": _by_event_in_thread,
+}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ from anydevice_conformance.situations import side_stream
 from anydevice_conformance.subject import Subject
 from anydevice_conformance.threads import in_thread
 
-__all__ = ["DONE", "ENDS", "QUEUED", "Place", "Scene"]
+__all__ = ["DONE", "QUEUED", "Place", "Scene"]
 
 #: What lies on each place: small, and more than drivers copy in one piece.
 _SMALL, _LARGE = torch.arange(600.0), torch.arange(300_001.0)
@@ -94,17 +94,21 @@ def _kernels(scene: Scene, kept: list[Any]) -> None:
     scene.busy.large[::2].add_(0)
 
 
+def _part(tensor: torch.Tensor, number: int) -> torch.Tensor:
+    return tensor[: number % 9 + 1] if number % 2 else tensor[number % 9 :]
+
+
 def _uploads(scene: Scene, kept: list[Any]) -> None:
     put, index = scene.subject.put, scene.busy.device
     for first in range(scene.count if scene.pins else 0):
-        kept.append(put(scene.small[first % 9 :], index, non_blocking=True))
+        kept.append(put(_part(scene.small, first), index, non_blocking=True))
     if scene.pins:
         kept.append(put(scene.large, index, non_blocking=True))
 
 
 def _fetches(scene: Scene, kept: list[Any]) -> None:
     for first in range(scene.count if scene.pins else 0):
-        kept.append(scene.subject.fetch(scene.busy.small[first % 9 :], non_blocking=True))
+        kept.append(scene.subject.fetch(_part(scene.busy.small, first), non_blocking=True))
     if scene.pins:
         kept.append(scene.subject.fetch(scene.busy.large, non_blocking=True))
 
@@ -232,6 +236,7 @@ def _streams(scene: Scene, place: Place) -> Found:
     for stream in [backend.new_stream(place.device) for _ in range(3)]:
         if stream in taken:
             continue
+        backend.synchronize_event(backend.record_event(stream))
         with backend.use_stream(stream):
             assert backend.current_stream(place.device) == stream, "STR-002: it is not current"
             value = scene.subject.put(_SMALL, place.device) + 5
@@ -246,6 +251,8 @@ def _marks(scene: Scene, place: Place) -> Found:
     """Events of before and of now, and waits for them on the other streams."""
     backend = scene.backend
     backend.synchronize_event(place.event)
+    for _ in range(2):  # it passed long ago
+        backend.wait_event(place.stream, scene.busy.event)
     for other in scene.places:
         backend.wait_event(other.stream, backend.record_event(place.stream))
         backend.wait_event(place.stream, other.event)
@@ -274,26 +281,4 @@ DONE: Final[dict[str, Callable[[Scene, Place], Found]]] = {
     "new streams": _streams,
     "events": _marks,
     "questions, and use_stream of the busy stream": _questions,
-}
-
-# ---------------------------------------------------------------------- the host waits
-
-
-def _by_event(scene: Scene, place: Place) -> None:
-    scene.backend.synchronize_event(scene.backend.record_event(place.stream))
-
-
-def _by_event_in_thread(scene: Scene, place: Place) -> None:
-    in_thread(lambda: _by_event(scene, place))
-
-
-def _by_copy(scene: Scene, place: Place) -> None:
-    with scene.backend.use_stream(place.stream):
-        scene.subject.fetch(place.small[:1])
-
-
-ENDS: Final[dict[str, Callable[[Scene, Place], None]]] = {
-    "an event": _by_event,
-    "a blocking copy": _by_copy,
-    "an event, in a thread": _by_event_in_thread,
 }

@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 from contextlib import nullcontext
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -59,11 +60,21 @@ def test_STR_004_wait_for_kernel(subject: Subject, index: int, order: str) -> No
     # Which stream is current where it is asked to wait is no matter.
     elsewhere = backend.use_stream(older) if order.endswith("elsewhere") else nullcontext()
     with elsewhere:
+        for other in _pending(subject, index) if order.startswith("new") else ():
+            backend.wait_event(then, other)
         backend.wait_event(then, event)
     with backend.use_stream(then):
         found = subject.fetch(result + 1)
     backend.synchronize(index)
     assert torch.equal(found, work.pattern + 1), f"{order}: the waiting stream read too early"
+
+
+def _pending(subject: Subject, index: int) -> list[Any]:
+    """Events of a stream whose work is queued."""
+    backend, stream = subject.backend, subject.backend.new_stream(index)
+    with backend.use_stream(stream):
+        torch.ones(9, device=subject.device(index)).add_(1)
+    return [backend.record_event(stream) for _ in range(140)]
 
 
 def test_STR_005_copy_then_compute(subject: Subject, index: int) -> None:
@@ -193,6 +204,7 @@ def test_STR_011_events_come_and_go(subject: Subject, index: int) -> None:
         backend.wait_event(two, event)
     backend.synchronize(index)
     del event, events
+    kept = [backend.record_event(one) for _ in range(300)]  # those that live on are no others
     for turn in range(60):
         with backend.use_stream(one):
             result = base + turn
@@ -206,6 +218,7 @@ def test_STR_011_events_come_and_go(subject: Subject, index: int) -> None:
         assert torch.equal(found, (torch.arange(700.0) + turn) * 2), (
             f"the {turn + 1}th event was not waited for"
         )
+    assert len(kept) == 300
 
 
 @two_devices

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -123,6 +124,39 @@ class ErrorsWaitForTheStream(Fault):
             except BaseException:
                 stream.synchronize()
                 raise
+
+
+@mutant("STR-011")
+class EventsComeFromARing(Fault):
+    """While 256 events of a stream live, the next one is the oldest of them."""
+
+    def __init__(self) -> None:
+        self._ring: Any = collections.defaultdict(lambda: collections.deque(maxlen=256))
+
+    def record_event(self, stream: Any) -> Any:
+        ring = self._ring[stream.device.index, stream.stream_id]
+        oldest = ring[0]() if len(ring) == 256 else None
+        if oldest is not None:
+            ring.rotate(-1)
+            return oldest
+        event = super().record_event(stream)
+        ring.append(weakref.ref(event))
+        return event
+
+
+@mutant("STR-004")
+class ManyWaitsAreDropped(Fault):
+    """While 64 waits of a stream are pending, it waits for nothing more."""
+
+    def __init__(self) -> None:
+        self._waits: Any = collections.defaultdict(list)
+
+    def wait_event(self, stream: Any, event: Any) -> None:
+        key = stream.device.index, stream.stream_id
+        self._waits[key] = [one for one in self._waits[key] if not one.query()]
+        if len(self._waits[key]) < 64:
+            self._waits[key].append(event)
+            super().wait_event(stream, event)
 
 
 @mutant("PIN-002", check="test_PIN_005_dtypes_and_layouts")
