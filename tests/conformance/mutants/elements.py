@@ -13,7 +13,7 @@ from mutants.kernels import Kernel
 _CHECK = "test_DTY_019_usual_operators"
 
 
-@mutant("DTY-019", check=_CHECK)
+@mutant("DTY-019", check=_CHECK, operators="compared with numbers")
 class BrokenNumbersAreCut(Kernel):
     """An integer tensor is compared with a broken number as if that were whole."""
 
@@ -26,7 +26,7 @@ class BrokenNumbersAreCut(Kernel):
         return real(values, number, *rest, **kwargs)
 
 
-@mutant("DTY-019", check=_CHECK)
+@mutant("DTY-019", check=_CHECK, operators="sort")
 class NegativeNanIsTheLeast(Kernel):
     """A sort puts NaN whose sign is set first."""
 
@@ -41,7 +41,7 @@ class NegativeNanIsTheLeast(Kernel):
         return found
 
 
-@mutant("DTY-019", check=_CHECK)
+@mutant("DTY-019", check=_CHECK, operators="in another dtype")
 class SumsAreWidenedTooLate(Kernel):
     """A sum with `dtype=` is rounded to the input's dtype before."""
 
@@ -54,7 +54,7 @@ class SumsAreWidenedTooLate(Kernel):
         return found
 
 
-@mutant("DTY-019", check=_CHECK)
+@mutant("DTY-019", check=_CHECK, operators="rows of one value")
 class EpsilonIsHalf(Kernel):
     """A norm's epsilon is kept in 16 bits, where it is zero."""
 
