@@ -149,12 +149,13 @@ def test_STR_003_streams_are_the_threads(subject: Subject, index: int) -> None:
             assert found[0].item() == number + turn, f"thread {number} got another's values"
 
     at_once(use_own, 6, backend)
+    others = in_thread(lambda: backend.current_stream(index))
     with made_current_by_torch(subject, stream):
         assert backend.current_stream(index) == stream, "what torch made current is not seen"
         with backend.use_stream(before):
             assert backend.current_stream(index) == before, "the stream is not current inside"
         assert backend.current_stream(index) == stream, "what torch made current does not come back"
-        assert in_thread(lambda: backend.current_stream(index)) == before, (
+        assert in_thread(lambda: backend.current_stream(index)) == others, (
             "another thread's stream became this thread's"
         )
     assert backend.current_stream(index) == before, "the stream is still the current one"
