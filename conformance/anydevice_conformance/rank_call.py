@@ -189,7 +189,9 @@ class Begun:
 
     def _wait(self) -> None:
         for work in self.works:
-            if self.call.wait in ("future", "then") and self.form.future:
+            # Torch itself carries complex numbers as pairs, and these are what a future holds.
+            whole = not self.call.dtype.is_complex
+            if self.call.wait in ("future", "then") and self.form.future and whole:
                 self._wait_by_future(work)
             elif self.call.wait == "completed" and self.form.future:
                 end = time.monotonic() + _PATIENCE

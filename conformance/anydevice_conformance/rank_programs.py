@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import math
 import random
 from collections.abc import Iterator
@@ -44,6 +45,10 @@ _WAITS: Final = ("wait", "future", "then", "completed")
 #: So many calls are under way at once in one of so many turns, and of which forms they are.
 _CROWD: Final = 70
 _CROWDS: Final = 30
+_SMALL: Final = ((), (1,), (0,), (2, 3), (7,), (64,))
+#: Calls of a turn that its text shows.
+_SHOWN: Final = 5
+_MANY: Final = (*SUMS, "broadcast", "all_gather", "gather", "all_to_all", "all_to_all_single")
 _SMALL: Final = ((), (1,), (0,), (2, 3), (7,), (64,))
 #: Calls of a turn that its text shows.
 _SHOWN: Final = 5
@@ -168,6 +173,7 @@ def programs(backend: Any, count: int, seed: int, world: int, infers: bool) -> I
     forms = [name for name, form in ALL_FORMS.items() if form.hosts or not host]
     queues: dict[int, list[str]] = {1: [], world: []}
     uses: collections.Counter[str] = collections.Counter()
+    small = {size: _small_calls(dice, size, backend, host) for size in (1, world)}
     for number in range(count):
         team = TEAMS[number % len(TEAMS)]
         size = 1 if "alone" in team else world
@@ -177,13 +183,12 @@ def programs(backend: Any, count: int, seed: int, world: int, infers: bool) -> I
             if not queues[size]:
                 able = [name for name in forms if size > 1 or not ALL_FORMS[name].paired]
                 queues[size] = dice.sample(able, len(able))
-            name = dice.choice(_MANY) if crowd else queues[size].pop()
-            call = _call(dice, name, size, 9 if crowd else uses[name], backend, host)
             if crowd:
-                small = dice.choice(_SMALL[not ALL_FORMS[name].any_shape :])
-                call = dataclasses.replace(call, shape=small, wait="wait", refused=False)
-            calls.append(call)
-            uses[name] += size > 1 and not crowd
+                calls.append(next(small[size]))
+                continue
+            name = queues[size].pop()
+            calls.append(_call(dice, name, size, uses[name], backend, host))
+            uses[name] += size > 1
         begun = dice.choice((0, 0, 1))
         yield Turn(
             team=team,
@@ -195,6 +200,27 @@ def programs(backend: Any, count: int, seed: int, world: int, infers: bool) -> I
             slow=dice.choice((None, None, 0, 1)) if size > 1 else None,
             seed=dice.randrange(1 << 30),
         )
+
+
+def _small_calls(dice: random.Random, size: int, backend: Any, host: bool) -> Iterator[Call]:
+    """Small calls with handles: each operation in each dtype, by turns `all_reduce` and others."""
+    pairs = [(o, d) for o, one in OPERATIONS.items() for d in one.dtypes]
+    able = [pair for pair in pairs if backend.supports_dtype(pair[1])]
+    pairs = dice.sample(able, len(able))
+    able_forms = [name for name in _MANY if ALL_FORMS[name].hosts or not host]
+    others = [name for name in able_forms if name != "all_reduce"]
+    deck, rest = itertools.cycle(pairs), itertools.cycle(pairs[::-1])
+    for name in itertools.cycle(one for other in others for one in ("all_reduce", other)):
+        form = ALL_FORMS[name]
+        shapes = [shape for shape in _SMALL if form.any_shape or shape]
+        shapes = [shape for shape in shapes if form.any_shape or form.empty or 0 not in shape]
+        call = _call(dice, name, size, 9, backend, host)
+        call = dataclasses.replace(call, shape=dice.choice(shapes), wait="wait", refused=False)
+        if form.operations:
+            operation, dtype = next(deck if name == "all_reduce" else rest)
+            unusual = _unusual(operation) if dtype.is_floating_point else ()
+            call = dataclasses.replace(call, operation=operation, dtype=dtype, unusual=unusual)
+        yield call
 
 
 def _call(dice: random.Random, name: str, size: int, used: int, backend: Any, host: bool) -> Call:
@@ -217,7 +243,7 @@ def _call(dice: random.Random, name: str, size: int, used: int, backend: Any, ho
         dtype=dtype,
         shape=dice.choice(shapes),
         operation=operation,
-        unusual=_unusual(dice, operation) if reduces and used else (),
+        unusual=_unusual(operation) if reduces and used and dice.random() < 0.5 else (),
         layouts=_layouts(dice, form.laid and laid and used != 2, size, host),
         layouts_out=_layouts(dice, form.laid_out and laid and used != 1 and not host, size, host),
         offset=dice.choice((0, 0, 1, 3, 11, 59)),
@@ -232,9 +258,9 @@ def _call(dice: random.Random, name: str, size: int, used: int, backend: Any, ho
     )
 
 
-def _unusual(dice: random.Random, operation: str) -> tuple[float, ...]:
+def _unusual(operation: str) -> tuple[float, ...]:
     """Infinities where values are added or compared, and what is not a number where it counts."""
-    if OPERATIONS[operation].high is not None or dice.random() < 0.5:
+    if OPERATIONS[operation].high is not None:
         return ()
     infinities = (math.inf, -math.inf)
     return (*infinities, math.nan) if OPERATIONS[operation].unordered else infinities

@@ -80,6 +80,7 @@ class _Ranks:
         return in_thread(work)
 
     def _take(self, turn: Turn) -> str:
+        before = self._around()
         members = self.kept.get(turn.team) or self._new(turn.team, turn.seed)
         if turn.slow == self.rank:
             time.sleep(0.02)
@@ -88,10 +89,12 @@ class _Ranks:
             found = self._do(turn, members)
         if turn.team not in self.kept:
             dist.destroy_process_group(members.group)
+        if self._around() != before:
+            found = found or f"the thread's device, streams, modes or defaults changed, in {turn!r}"
         return found
 
     def _do(self, turn: Turn, members: Members) -> str:
-        under_way, before = [], self._around()
+        under_way = []
         accepted = self.accepted[members.size]
         with self.on(turn.begun):
             there = self._around()
@@ -114,7 +117,7 @@ class _Ranks:
                 else:
                     under_way.remove(begun)
         wrong = [begun.wrong() for begun in under_way]
-        if begun_in != there or self._around() != before:
+        if begun_in != there:
             wrong.append(f"the thread's device, streams, modes or defaults changed, in {turn!r}")
         return next(filter(None, wrong), "")
 

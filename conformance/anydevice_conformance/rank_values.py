@@ -71,9 +71,9 @@ def difference(found: torch.Tensor, wanted: torch.Tensor) -> str:
     """How one differs from the other, in words."""
     if found.shape != wanted.shape or found.dtype != wanted.dtype:
         return f"{found.dtype} {tuple(found.shape)} for {wanted.dtype} {tuple(wanted.shape)}"
-    bits = [
-        t.reshape(-1).contiguous().view(torch.uint8).view(t.numel(), -1) for t in (found, wanted)
-    ]
+    plain = torch.contiguous_format  # not `contiguous`, which leaves one element its odd stride
+    flat = [t.reshape(-1).clone(memory_format=plain) for t in (found, wanted)]
+    bits = [t.view(torch.uint8).view(t.numel(), -1) for t in flat]
     places = (bits[0] != bits[1]).any(1).nonzero().flatten().tolist()
     first = places[0]
     one, other = (t.reshape(-1)[first].item() for t in (found, wanted))
