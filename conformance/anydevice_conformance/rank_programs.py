@@ -49,20 +49,6 @@ _SMALL: Final = ((), (1,), (0,), (2, 3), (7,), (64,))
 #: Calls of a turn that its text shows.
 _SHOWN: Final = 5
 _MANY: Final = (*SUMS, "broadcast", "all_gather", "gather", "all_to_all", "all_to_all_single")
-_SMALL: Final = ((), (1,), (0,), (2, 3), (7,), (64,))
-#: Calls of a turn that its text shows.
-_SHOWN: Final = 5
-_MANY: Final = (
-    *("all_reduce",) * 6,
-    "reduce",
-    "broadcast",
-    "all_gather",
-    *(
-        one
-        for one in ("reduce_scatter_tensor, joined", "reduce_scatter_single, joined")
-        if one in SUMS
-    ),
-)
 MODES: Final = ("enable_grad", "no_grad", "inference_mode")
 
 
