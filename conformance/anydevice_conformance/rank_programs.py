@@ -48,7 +48,16 @@ _CROWDS: Final = 30
 _SMALL: Final = ((), (1,), (0,), (2, 3), (7,), (64,))
 #: Calls of a turn that its text shows.
 _SHOWN: Final = 5
-_MANY: Final = (*SUMS, "broadcast", "all_gather", "gather", "all_to_all", "all_to_all_single")
+_MANY: Final = (
+    *SUMS,
+    "broadcast",
+    "all_gather",
+    "gather",
+    "all_to_all",
+    "all_to_all_single",
+    "all_to_all_single, uneven",
+    "all_to_all, uneven",
+)
 MODES: Final = ("enable_grad", "no_grad", "inference_mode")
 
 
