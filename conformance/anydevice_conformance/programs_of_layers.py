@@ -265,6 +265,8 @@ LAYERS_WITH_OPTIONS: Final = (
         "embeddings with options",
         _ids,
         lambda x, i, o: F.embedding(i, x, padding_idx=2),
+        lambda x, i, o: F.embedding((i + 1) % len(x), x, padding_idx=-1),
+        lambda x, i, o: F.embedding(i, x, padding_idx=0),
         lambda x, i, o: F.embedding(i, x, scale_grad_by_freq=True),
         lambda x, i, o: F.embedding(i.int(), x),
         lambda x, i, o: F.embedding(i[:6].view(2, 1, 3), x),

@@ -20,6 +20,10 @@ from anydevice_conformance.usual_operator import (
 __all__ = ["MOVES"]
 
 
+#: Above and below all of a matrix, and between.
+_DIAGONALS: Final = (-9, -3, -2, -1, 0, 1, 2, 4, 9)
+
+
 def _cube(dice: Dice, dtype: torch.dtype) -> list[Any]:
     """A cube, places in its middle dimension of which some come again, and others for them."""
     size = dice.among((3, 5, 7), (4, 33, 3), (2, 9, 65))
@@ -156,7 +160,9 @@ MOVES: Final = (
         lambda x, y: [one * 1 for one in (*x.split([1, 5], 1), *x.chunk(4, 2), *y.unbind(1))],
         lambda x, y: (x.permute(2, 0, 1).reshape(5, 12), x.movedim(0, 2).flatten(1)),
         lambda x, y: (x.roll(7), x.roll(-2, 1), x.flip(0, 1, 2), y.rot90(3), y.fliplr()),
-        lambda x, y: (x.tril(-2), x.triu(2), x.tril(1), y.triu(-1), y.T.tril(9)),
+        lambda x, y: [
+            torch.stack([one.tril(n), one.triu(n)]) for one in (x, y, y.T) for n in _DIAGONALS
+        ],
         lambda x, y: (y.diag_embed(1), y[0].diag(-1), x.diagonal(dim1=1, dim2=2).clone()),
         lambda x, y: (
             y.repeat(2, 1, 3),

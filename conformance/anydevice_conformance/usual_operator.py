@@ -135,7 +135,8 @@ def numbers(
     if dtype is torch.bool:
         return torch.rand(size, generator=dice.generator) > 0.5
     if dtype.is_floating_point or dtype.is_complex:
-        plain = torch.rand(size, generator=dice.generator) * (high - low) + low
+        wide = torch.float64 if dtype is torch.float64 else torch.float32  # all of its digits
+        plain = torch.rand(size, generator=dice.generator, dtype=wide) * (high - low) + low
         return plain.to(dtype)
     least = max(int(low), 0) if dtype is torch.uint8 else int(low)
     found = dice.integers(least, max(int(high), least + 1), *size)

@@ -14,6 +14,7 @@ import torch.nn.functional as F  # noqa: N812 - its usual name
 from anydevice_conformance.dice import Dice
 from anydevice_conformance.operator_digits import DIGITS
 from anydevice_conformance.programs_of_elements import ELEMENTS
+from anydevice_conformance.programs_of_extremes import EXTREMES
 from anydevice_conformance.programs_of_layers import LAYERS_WITH_OPTIONS
 from anydevice_conformance.programs_of_moves import MOVES
 from anydevice_conformance.programs_of_numbers import NUMBERS_BESIDE
@@ -276,6 +277,7 @@ def _named() -> Iterator[Usual]:
     yield from MOVES
     yield from VALUES
     yield from NUMBERS_BESIDE
+    yield from EXTREMES
 
 
 #: All of them.

@@ -89,3 +89,57 @@ class ZerosHaveNoSign(Kernel):
     def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         found = real(*args, **kwargs)
         return found.masked_fill_(found == 0, 0) if found.is_floating_point() else found
+
+
+@mutant("DTY-019", check=_CHECK)
+class EqualsGiveTheLast(Kernel):
+    """Of equal values the place of the last is given."""
+
+    operations = ("argmax.out",)
+
+    def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        values, *rest = args
+        dim = rest[0] if rest else None
+        if dim is None or not values.dim() or not values.numel():
+            return real(*args, **kwargs)
+        found = real(values.flip(dim), *rest, **kwargs)
+        return found.copy_(values.shape[dim] - 1 - found)
+
+
+@mutant("DTY-019", check=_CHECK)
+class PlacesIn16Bits(Kernel):
+    """Rows are picked by places that are kept in 16 bits."""
+
+    operations = ("index_select",)
+
+    def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        values, dim, places = args
+        return real(values, dim, places % (1 << 15), **kwargs)
+
+
+@mutant("DTY-019", check=_CHECK)
+class NormOfTheFirst(Kernel):
+    """The norm of a long tensor of 16 bits is that of its first 65,536 elements."""
+
+    operations = ("linalg_vector_norm.out",)
+
+    def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        values, *rest = args
+        if values.dtype.itemsize == 2 and values.dim() == 1:
+            values = values[: 1 << 16]
+        return real(values, *rest, **kwargs)
+
+
+@mutant("DTY-019", check=_CHECK)
+class ShiftsFillWithZeros(Kernel):
+    """A shift to the right of a negative byte fills with zeros."""
+
+    operations = ("__rshift__.Scalar", "bitwise_right_shift.Tensor_out")
+
+    def changed(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        values, by, *rest = args
+        found = real(values, by, *rest, **kwargs)
+        if values.dtype is torch.int8:
+            plain = (values.int() & 255).cpu() >> (by.cpu().int() if torch.is_tensor(by) else by)
+            found.copy_(plain.to(torch.int8).to(found.device))
+        return found
