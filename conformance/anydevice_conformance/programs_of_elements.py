@@ -56,8 +56,14 @@ def _limits(dice: Dice, dtype: torch.dtype) -> list[Any]:
 
 
 def _text(x: torch.Tensor) -> Any:
-    """What is printed; without the device's name."""
-    return [text.replace(f", device='{x.device}'", "") for text in (repr(x), f"{x.flatten()[0]}")]
+    """What is printed; without the device's name, and the line that is broken for it."""
+    texts = (repr(x), f"{x.flatten()[0]}")
+    return [
+        " ".join(
+            text.replace(f" device='{x.device}',", "").replace(f", device='{x.device}'", "").split()
+        )
+        for text in texts
+    ]
 
 
 #: What computes with elements.
