@@ -64,7 +64,7 @@ def _far(dice: Dice, dtype: torch.dtype) -> list[Any]:
     places = dice.integers(0, rows, 33)
     places[:4] = torch.tensor([rows - 1, 32_768, 65_536, 40_000])
     table = (torch.arange(rows * 2).view(rows, 2) % 251).to(dtype)
-    return [table, places.unique()]
+    return [table, torch.tensor(sorted({*places.tolist()}))]
 
 
 def _written(x: torch.Tensor, i: torch.Tensor) -> Any:
@@ -104,9 +104,9 @@ def _attends(kind: str, scale: float | None, grouped: bool) -> Callable[..., Any
         )
         if not grouped:
             q = q[:, :2]
-        return F.scaled_dot_product_attention(
-            q, k, v, scale=scale, **options, **({"enable_gqa": True} if grouped else {})
-        )
+        if grouped:
+            options["enable_gqa"] = True
+        return F.scaled_dot_product_attention(q, k, v, scale=scale, **options)
 
     return run
 
