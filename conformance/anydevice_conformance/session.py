@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+import torch
 
 from anydevice import registry
 from anydevice.errors import AnyDeviceError
@@ -119,6 +120,7 @@ class Session:
         self.journal = journal
         self._watchdog = watchdog
         self._twice = twice
+        self._threads = 0
         self._cases: dict[str, dict[str, Any]] = {}
         self._earlier = journal.earlier()
         self._modules = 0  # that were imported when the collector was spared last
@@ -243,8 +245,18 @@ class Session:
                 case["message"] = _message(call, report)
         return report
 
+    def pytest_sessionstart(self) -> None:
+        """One thread for the host's own operators: quickly, all of them are small.
+
+        More threads gain nothing there, and wait for each other where the machine is busy.
+        """
+        self._threads = torch.get_num_threads()
+        if self.subject.quick:
+            torch.set_num_threads(1)
+
     def pytest_sessionfinish(self) -> None:
         """The process came to its end."""
+        torch.set_num_threads(self._threads)
         gc.unfreeze()
         self.journal.write("finish")
 
