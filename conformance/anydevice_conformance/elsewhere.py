@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from anydevice_conformance.outcomes import _Outcome
 from anydevice_conformance.situations import Situation, parts_of_situations, run_in
@@ -28,7 +30,8 @@ def take_elsewhere(subject: Subject, check: Callable[[], object]) -> None:
     quick, seed = subject.quick, subject.seed
     subject.quick, subject.seed = True, seed + 1
     try:
-        run_in(subject, situation, check)
+        with _others_than_the_current(subject):
+            run_in(subject, situation, check)
     except _Outcome:  # what cannot be checked there was checked before
         return
     except Exception as error:
@@ -37,3 +40,23 @@ def take_elsewhere(subject: Subject, check: Callable[[], object]) -> None:
         ) from error
     finally:
         subject.quick, subject.seed = quick, seed
+
+
+@contextlib.contextmanager
+def _others_than_the_current(subject: Subject) -> Iterator[None]:
+    """No new stream is one that is current meanwhile: torch's own come from a pool, in turns."""
+    backend = subject.backend
+    members, make = vars(backend), backend.new_stream
+    before = members.get("new_stream")
+
+    def new_stream(index: int) -> Any:
+        found = make(index)
+        return make(index) if found == backend.current_stream(index) else found
+
+    members["new_stream"] = new_stream
+    try:
+        yield
+    finally:
+        members.pop("new_stream")
+        if before is not None:
+            members["new_stream"] = before

@@ -1,4 +1,4 @@
-"""What befalls a process while it uses a device: each member answers as it did at first.
+"""What happens to a process while it uses a device: each member answers as it did at first.
 
 A service has no home directory, no terminal, and no working directory once that was removed.
 Programs start torch.distributed, change variables of the environment, fork, and make mistakes.

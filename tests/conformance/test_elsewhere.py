@@ -38,6 +38,17 @@ def test_it_is_taken_in_a_thread_on_a_side_stream_with_the_last_device_current(s
     assert (subject.quick, subject.seed) == (False, 3)
 
 
+def test_no_new_stream_is_the_current_one_though_they_come_from_a_pool(subject):
+    def check():
+        current = subject.backend.current_stream(0)
+        streams = [subject.backend.new_stream(0) for _ in range(100)]
+        assert len(set(streams)) < len(streams)
+        assert current not in streams
+
+    take_elsewhere(subject, check)
+    assert "new_stream" not in vars(subject.backend)
+
+
 def test_a_failure_says_where(subject):
     def check():
         raise RuntimeError("no such kernel")
