@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -49,6 +50,7 @@ def _others_than_the_current(subject: Subject) -> Iterator[None]:
     members, make = vars(backend), backend.new_stream
     before = members.get("new_stream")
 
+    @functools.wraps(make)
     def new_stream(index: int) -> Any:
         found = make(index)
         return make(index) if found == backend.current_stream(index) else found
