@@ -95,11 +95,13 @@ class Trial:
             (exact // 32 - 1, 1, 33),
         )
 
-    def target(self, dtype: torch.dtype, shape: tuple[int, ...] | None = None) -> torch.Tensor:
+    def target(
+        self, dtype: torch.dtype, shape: tuple[int, ...] | None = None, *, plain: bool = False
+    ) -> torch.Tensor:
         """A tensor to be filled, in some layout: `seen` looks at what stands around it."""
         shape = shape or self.shape()
         layouts = ["dense", "dense", "transposed", "with gaps", "each other one", "behind others"]
-        layout = self.one_of(*layouts[: None if self.subject.strided else 1])
+        layout = self.one_of(*layouts[: None if self.subject.strided and not plain else 1])
         last = shape[-1]
         sizes = {
             "transposed": shape[::-1],

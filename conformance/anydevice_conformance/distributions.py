@@ -25,7 +25,7 @@ def _made(t: Trial, name: str, dtype: torch.dtype) -> torch.Tensor:
     if how == "made":
         drawn: torch.Tensor = make(t.shape(), dtype=dtype, device=t.device)
     elif how == "out=":
-        target = t.target(dtype)
+        target = t.target(dtype, plain=t.subject.quick)  # few draw into a view: a whole run does
         drawn = make(target.shape, out=target, dtype=dtype, device=t.device)
     else:
         drawn = getattr(torch, f"{name}_like")(t.target(dtype))
