@@ -219,6 +219,12 @@ def _streams(backend: Any, index: int, number: int) -> Any:
         return backend.move(there, torch.device("cpu")).tolist()
 
 
+def _declarations(backend: Any, index: int, number: int) -> Any:
+    from anydevice_conformance.subject import DECLARED
+
+    return [getattr(backend, name) for name in DECLARED]
+
+
 def _memory(backend: Any, index: int, number: int) -> Any:
     found = backend.memory_info(index)
     return [found.total, found.shared_with_host]
@@ -238,15 +244,11 @@ def _generator(backend: Any, index: int, number: int) -> Any:
 
 
 _THREADS: Final = 8
-_DECLARED: Final = (
-    *("device_type", "priority", "kind", "collective_backend", "visible_devices_env"),
-    *("torch_package", "interface_version", "out_of_memory_words"),
-)
 #: Each member by name, and how it is asked: of a backend, an index, and a thread's number.
 MEMBERS: Final[dict[str, Callable[[Any, int, int], Any]]] = {
     "device_count": lambda backend, index, number: [backend.is_available(), index],
     "capabilities": lambda backend, index, number: vars(backend.capabilities),
-    "what is declared": lambda backend, index, number: [getattr(backend, n) for n in _DECLARED],
+    "what is declared": _declarations,
     "device_name": lambda backend, index, number: backend.device_name(index),
     "local_device": lambda backend, index, number: backend.local_device(index),
     "supports_dtype": _dtypes,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from anydevice_conformance.outcomes import _Outcome
@@ -31,7 +30,7 @@ def take_elsewhere(subject: Subject, check: Callable[[], object]) -> None:
     quick, seed = subject.quick, subject.seed
     subject.quick, subject.seed = True, seed + 1
     try:
-        with _others_than_the_current(subject):
+        with subject.replacing({"new_stream": _no_current_one(subject)}):
             run_in(subject, situation, check)
     except _Outcome:  # what cannot be checked there was checked before
         return
@@ -43,22 +42,13 @@ def take_elsewhere(subject: Subject, check: Callable[[], object]) -> None:
         subject.quick, subject.seed = quick, seed
 
 
-@contextlib.contextmanager
-def _others_than_the_current(subject: Subject) -> Iterator[None]:
-    """No new stream is one that is current meanwhile: torch's own come from a pool, in turns."""
-    backend = subject.backend
-    members, make = vars(backend), backend.new_stream
-    before = members.get("new_stream")
+def _no_current_one(subject: Subject) -> Callable[[int], Any]:
+    """`new_stream`, but for those that are current: torch's own come from a pool, in turns."""
+    make = subject.backend.new_stream
 
     @functools.wraps(make)
     def new_stream(index: int) -> Any:
         found = make(index)
-        return make(index) if found == backend.current_stream(index) else found
+        return make(index) if found == subject.backend.current_stream(index) else found
 
-    members["new_stream"] = new_stream
-    try:
-        yield
-    finally:
-        members.pop("new_stream")
-        if before is not None:
-            members["new_stream"] = before
+    return new_stream

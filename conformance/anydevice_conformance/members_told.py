@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import torch
 
+from anydevice_conformance.monitor_answers import changed_declaration
 from anydevice_conformance.probe import Probe
 from anydevice_conformance.situations import state, surroundings
 from anydevice_conformance.subject import Subject
@@ -39,9 +40,8 @@ def _presence(subject: Subject) -> Probe:
     count = len(subject.indices)
 
     def run(index: int) -> None:
-        for member, value in subject.declared.items():
-            now: Any = getattr(backend, member)
-            assert now == value, f"{member} was {value!r}, and is {now!r}"
+        changed = changed_declaration(subject)
+        assert not changed, changed
         found: Any = backend.device_count()
         assert type(found) is int, f"device_count() returned {found!r}"
         assert found == count, f"device_count() was {count}, and is {found}"

@@ -44,19 +44,9 @@ def monitored(subject: Subject) -> Iterator[list[str]]:
 
     Calls in all threads are watched. What a member calls of itself is not.
     """
-    backend = subject.backend
-    own = dict(vars(backend))
-    monitor = _Monitor(subject)
-    try:
-        for name in _MEMBERS:
-            with contextlib.suppress(Exception):  # what lets nothing be set is not watched
-                vars(backend)[name] = monitor.watched(name, own.get(name))
+    monitor, own = _Monitor(subject), vars(subject.backend)
+    with subject.replacing({name: monitor.watched(name, own.get(name)) for name in _MEMBERS}):
         yield monitor.faults
-    finally:
-        for name in _MEMBERS:
-            vars(backend).pop(name, None)
-            if name in own:
-                vars(backend)[name] = own[name]
 
 
 class _Here(threading.local):

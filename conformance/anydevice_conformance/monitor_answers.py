@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import torch
 
+from anydevice_conformance.layouts import is_dense
 from anydevice_conformance.subject import Subject
 
 __all__ = ["changed_declaration", "wrong_answer"]
@@ -17,7 +18,7 @@ def changed_declaration(subject: Subject) -> str:
     for member, value in subject.declared.items():
         now: Any = getattr(subject.backend, member, None)
         if now != value:
-            return f"after it {member} is {now!r}, and was {value!r}"
+            return f"{member} was {value!r}, and is {now!r}"
     return ""
 
 
@@ -85,7 +86,8 @@ def _wrong_move(
         return f"requires_grad was {tensor.requires_grad}, and is {answer.requires_grad}"
     if subject.infers and answer.is_inference() != torch.is_inference_mode_enabled():
         return f"is_inference() of the result is {answer.is_inference()}"
-    if subject.strided and answer.layout == torch.strided and _is_dense(tensor):
+    laid_out = tensor.layout == answer.layout == torch.strided and tensor.numel() > 1
+    if subject.strided and laid_out and is_dense(tensor):
         steps = _steps(tensor)
         if steps != _steps(answer):
             return f"strides {tensor.stride()} of shape {tuple(tensor.shape)}: {answer.stride()}"
@@ -104,18 +106,3 @@ def _wrong_copy(answer: Any, tensor: torch.Tensor) -> str:
 def _steps(tensor: torch.Tensor) -> list[int]:
     """The strides that mean something: of what has more than one element in that dimension."""
     return [step for step, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether its elements fill their memory, each once: such a tensor keeps its strides."""
-    if tensor.layout != torch.strided or tensor.numel() < 2:
-        return False
-    if tensor.is_contiguous():
-        return True
-    expected = 1
-    for step, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1:
-            if step != expected:
-                return False
-            expected *= size
-    return True

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
 
 import torch
 
@@ -12,10 +14,11 @@ from anydevice.backend import Capabilities, DeviceBackend, MemoryInfo
 from anydevice.registry import BackendRecord
 from anydevice_conformance.outcomes import no_hardware, not_claimed
 
-__all__ = ["Subject"]
+__all__ = ["DECLARED", "Subject"]
 
 _HOST = "cpu"
-_DECLARED = (
+#: The attributes that a backend declares, and that stay as they are.
+DECLARED: Final = (
     "device_type",
     "interface_version",
     "priority",
@@ -54,9 +57,22 @@ class Subject:
 
     def __post_init__(self) -> None:
         """Note what the backend declares before anything is asked of it."""
-        for name in _DECLARED:
+        for name in DECLARED:
             with contextlib.suppress(Exception):  # a check of its own says so
                 self.declared[name] = getattr(self.backend, name)
+
+    @contextlib.contextmanager
+    def replacing(self, members: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+        """Have these called in place of the backend's own members of their names meanwhile."""
+        own = vars(self.backend)
+        before = {name: own[name] for name in members if name in own}
+        own.update(members)
+        try:
+            yield
+        finally:
+            for name in members:
+                own.pop(name, None)
+            own.update(before)
 
     def examples(self, ordinary: int) -> int:
         """How many examples of a law to try, where an ordinary run tries ``ordinary``."""
